@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vnext.sched.encoding import next_encoding
 from vnext.sched.schedule import schedule
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.laws import decision_laws
@@ -77,6 +78,8 @@ class Engine:
 
     def plan(self) -> dict[int, int]:
         """Decide and fold: {request id: new tokens} of the step, empty if there is none."""
+        while self.state.config.input_units and (event := next_encoding(self.state)) is not None:
+            self.fold(event)
         plan = schedule(self.state)
         if plan is None:
             return {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from core_drive import Engine, arrival_of, check_decision, resumed_of
 
+from vnext.sched.encoding import next_encoding
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
@@ -190,13 +191,17 @@ class Player:
         return lines
 
     def _plan(self) -> str:
+        encoded = []
+        while self.engine.state.config.input_units and (event := next_encoding(self.engine.state)) is not None:
+            self.engine.fold(event)
+            encoded.append(f"{self.names[event.id]}@{event.place}+{event.units} ")
         before, plan = self.engine.state, schedule(self.engine.state)
         if plan is not None:
             self.engine.fold(plan)
         check_decision(before, plan, self.engine.state)
-        return "nothing to plan" if plan is None else self._planned(before, plan)
+        return "nothing to plan" if plan is None else self._planned(before, plan, "".join(encoded))
 
-    def _planned(self, before: State, plan: StepPlanned) -> str:
+    def _planned(self, before: State, plan: StepPlanned, encoded: str) -> str:
         scheduled, running = self.engine.state.in_flight[-1], set(before.rows.id.tolist())
         entries = zip(
             scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()
@@ -206,7 +211,7 @@ class Player:
             for id_, start, count, samples in entries
         ]
         reported += [f"-{self.names[int(before.rows.id[row])]}" for row in plan.preempted]
-        return f"step {plan.step}  " + " ".join(reported)
+        return f"step {plan.step}  {encoded}" + " ".join(reported)
 
     def _commit(self, arguments: list[str]) -> tuple[str, str]:
         scheduled = self.engine.state.in_flight[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypedDict
 
+import numpy as np
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
@@ -16,6 +17,7 @@ from vnext.sim.checks.fitting import wanted
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.drafts import draft_room
 from vnext.sim.rng import Rng
+from vnext.state.allocate import hit_tokens_of, prefix_hits
 from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
@@ -28,7 +30,9 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
+from vnext.state.expected import begun, is_encoded
 from vnext.state.params import Sampling
+from vnext.state.state import State
 from vnext.state.store.fields import DIGEST_WORDS
 from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
 
@@ -76,6 +80,16 @@ def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:
     if rng.happens(50):
         gone, admitted = gone[::-1], admitted[::-1]
     return StepPlanned(step=state.planned, preempted=tuple(gone), changed=tuple(changed), admitted=tuple(admitted))
+
+
+def early_inputs(state: State) -> Iterator[StepPlanned]:
+    """Plans that begin the first waiting request's next input before its last unit."""
+    for entry in state.waiting[:1] if state.config.input_units else ():
+        start = hit_tokens_of(state.config, prefix_hits(state.config, state.pool, entry))
+        tokens = np.frombuffer(entry.tokens, np.int32)
+        for place in begun(tokens, start, len(tokens) - start, is_new=True)[:1]:
+            if not is_encoded(state, entry.id, place):
+                yield StepPlanned(step=state.planned, admitted=((0, max(place - start, 0) + 1),))
 
 
 # ---- what may not happen -----------------------------------------------------------------------------------------

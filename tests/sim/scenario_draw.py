@@ -118,8 +118,11 @@ def has_pictures(seed: int) -> bool:
 
 
 def as_encoding(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
-    """With one input a step, a few or any number."""
-    return replace(config, inputs_a_step=rng.choose((0, 1, 1, 2, 3)) if config.chunked_prefill else 0)
+    """With one input a step, whole or in units, a few or any number."""
+    config = replace(config, inputs_a_step=rng.choose((0, 1, 1, 2, 3)) if config.chunked_prefill else 0)
+    if config.inputs_a_step != 1:
+        return config
+    return replace(config, input_units=rng.choose((0, 1, 400, 512, 1100)), input_tokens=rng.choose((0, 0, 1, 2, 5)))
 
 
 def has_disk(seed: int) -> bool:

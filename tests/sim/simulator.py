@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from tests.sim.fleet import Fleet
-from tests.sim.illegal_events import illegal_event, strange_plan
+from tests.sim.illegal_events import early_inputs, illegal_event, strange_plan
 from tests.sim.scenario import NEVER, Scenario, servable
 from tests.sim.shortages import Shortages
 from tests.sim.streams import Outcome, Streams
@@ -155,7 +155,7 @@ class Simulation:
         self._abort()
         if self.rng.happens(self.scenario.faults.illegal):
             self.core.require_refused(illegal_event(self.rng, self.core.seen))
-            for event in illegal(self.state):
+            for event in (*illegal(self.state), *early_inputs(self.state)):
                 self.core.require_refused(event)
         self._begin_load()
         self._fold_all(self.shortages.relief(self.state))

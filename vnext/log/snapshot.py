@@ -37,7 +37,20 @@ from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool
-from vnext.state.state import Copies, Counters, Request, Slot, State, StepInFlight, Tier, Transfer, Waiting, Weights, label_of
+from vnext.state.state import (
+    Copies,
+    Counters,
+    Encoding,
+    Request,
+    Slot,
+    State,
+    StepInFlight,
+    Tier,
+    Transfer,
+    Waiting,
+    Weights,
+    label_of,
+)
 from vnext.state.store import extents, fields
 from vnext.state.store.clients import Clients
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
@@ -87,7 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
     `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's; by `draft_costs` it decides.
-    `lowered`: while memory is short, the tokens that a step may take, and those before.
+    `lowered`: while memory is short, the tokens that a step may take, and those before. `encoding` is the state's.
     """
 
     sequence: int
@@ -121,6 +134,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     states: StoredStates | None = None
     draft_costs: tuple[int, int, int] | None = None
     lowered: tuple[int, int] | None = None
+    encoding: Encoding | None = None
 
 
 class BadSnapshot(Exception):
@@ -166,12 +180,12 @@ def snapshot(state: State) -> Snapshot:
         paused=state.paused,
         weights=state.weights,
         tier=None if state.tier is None else _stored_tier(state.tier, state.waiting),
-        clock=state.clock,
-        pins=stored_pins(pool.pins),
+        clock=state.clock, pins=stored_pins(pool.pins),
         clients=None if state.clients is None else stored_clients(state.clients),
         states=stored_states(state),
         draft_costs=None if state.config.speculation is None else costs_of(state.config.speculation),
         lowered=(state.config.max_num_batched_tokens, state.lowered_from) if state.lowered_from else None,
+        encoding=state.encoding,
     )
 
 
@@ -279,6 +293,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         weights=frame.weights,
         tier=_tier(frame.tier) if frame.tier else None,
         clock=frame.clock, clients=_clients(frame, config, count), lowered_from=frame.lowered[1] if frame.lowered else 0,
+        encoding=frame.encoding,
     )
 
 

@@ -18,7 +18,7 @@ from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
-from vnext.state.expected import Work, first_up_to_inputs
+from vnext.state.expected import InputRoom, Work, first_up_to_inputs
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import Pool
@@ -42,7 +42,7 @@ pause: the engine is paused
 disk: its blocks are being read from disk; others overtake it
 microbatch: its token is in flight, or it is the turn of others that decode
 states: it is the best waiting request, and too few pages for the states of its recurrent layers are free
-inputs: requests before it begin as many images' tiles and sounds as a step may encode
+inputs: requests before it begin as many images' tiles and sounds as a step may encode, or its own is not encoded yet
 """
 NOBODY = -1
 NO_HITS = np.empty(0, dtype=np.int32)
@@ -72,7 +72,7 @@ def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
     room = admitted_max(state)
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
-    places, pool = _admissible(state, room), state.pool
+    places, pool = admissible(state, room), state.pool
     if not places:
         return ()
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
@@ -89,7 +89,7 @@ def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
     return tuple(admitted)
 
 
-def _admissible(state: State, room: int) -> Sequence[int]:
+def admissible(state: State, room: int) -> Sequence[int]:
     """Up to `room` places in the queue, best first, without those whose blocks are being read from disk: others overtake them."""
     if state.tier is None or not (moving := transferring(state)):
         return places_best_first(state, room)
@@ -116,7 +116,7 @@ def verdicts(state: State, places: Sequence[int], work: Work) -> Iterator[Verdic
     """One verdict for each of these places in the queue, best first, behind running rows that take what their `work` needs. No
     request overtakes one that waits."""
     config, room = state.config, admitted_max(state)
-    budget, inputs = config.max_num_batched_tokens - work.tokens_sum, work.inputs
+    budget, inputs = config.max_num_batched_tokens - work.tokens_sum, work.room
     pool = pools.take(state.pool, work.pages_sum)[0] if budget > 0 else state.pool
     joins: tuple[Waiting, np.ndarray, int] | None = None  # whose blocks the pool does not have yet: mostly nobody looks at it again
     for number, place in enumerate(places):
@@ -137,26 +137,28 @@ def verdicts(state: State, places: Sequence[int], work: Work) -> Iterator[Verdic
         joins = waiting, hits, tokens
 
 
-def tried(state: State, pool: Pool, waiting: Waiting, budget: int, inputs: int) -> tuple[Wait | None, np.ndarray, int, int]:
-    """What the best waiting request gets of this pool, budget and number of `inputs` that may begin: why it waits, the blocks that
-    it hits, its tokens, and how many inputs are left."""
+def tried(
+    state: State, pool: Pool, waiting: Waiting, budget: int, room: InputRoom
+) -> tuple[Wait | None, np.ndarray, int, InputRoom]:
+    """What the best waiting request gets of this pool, budget and `room` for inputs: why it waits, the blocks that it hits, its
+    tokens, and the room that is left."""
     config = state.config
     if not may_run(state, waiting.id):
-        return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0, 0  # until a slot holds its adapter
+        return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0, room  # until a slot holds its adapter
     hits = prefix_hits(config, pool, waiting)
     hit = hit_tokens_of(config, hits)
     rest = waiting.known - hit
     tokens = first_tokens(state, waiting, hit, chunk(config, rest, budget))
     if tokens == 0:
-        return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0, 0
-    tokens, left = first_up_to_inputs(config, waiting, hit, tokens, inputs)
+        return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0, room
+    tokens, left = first_up_to_inputs(state, waiting, hit, tokens, room)
     if tokens == 0:
-        return Wait(id=waiting.id, why="inputs", need=1, have=inputs), hits, 0, 0
+        return Wait(id=waiting.id, why="inputs", need=1, have=room.inputs), hits, 0, room
     if lacks := lacking(config, pool, source_of(pool, waiting, len(hits) // config.group_count)):
         assert pool.states is not None, "the model has recurrent layers"
-        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0, 0
+        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0, room
     if not fits(config, pool, hits, tokens):
-        return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0, 0
+        return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0, room
     return None, hits, tokens, left
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from vnext.sched.encoding import next_encoding
 from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
 from vnext.state.events import AnyEvent, StepCommitted, StepPlanned, plan_of
@@ -138,6 +139,11 @@ class Engine:
                     self.fold(event)
                     if source.goes_out:
                         yield self.take()
+        while self.state.config.input_units and (event := next_encoding(self.state)) is not None:
+            if self._events and plan_of(self._events[-1]) is not None:
+                yield self.take()
+            self.fold(event)
+            yield self.take()
         if (plan := schedule(self.state)) is not None:
             self.fold(plan)
         if self._events:

@@ -80,7 +80,7 @@ def bound_behind(config: SchedulerConfig, plan: StepPlanned, tokens: int, runnin
 
 def _held_up(config: SchedulerConfig, rows: Rows, work: Work, turn: np.ndarray) -> list[Wait]:
     """Running requests that get nothing, because it is not their turn (bool[R]), or the rows before them use up the budget or begin
-    as many inputs as may."""
+    as many inputs as may, or their own input is not encoded yet."""
     wanted, left = wants(rows), config.max_num_batched_tokens - work.tokens_sum
     why: Why = "inputs" if config.inputs_a_step and left > 0 else "budget"
     places = np.flatnonzero((work.tokens == 0) & (wanted > 0)).tolist()

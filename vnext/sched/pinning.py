@@ -7,13 +7,14 @@ takes. The clock ticks only for pins, so a log in which nothing happens does not
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.sched.admission import chunk, pages_of
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state.allocate import fits, hit_tokens_of, prefix_hits, shared
 from vnext.state.events import ClockTicked, PinsYielded
-from vnext.state.expected import expected_work, first_up_to_inputs
+from vnext.state.expected import expected_work, first_up_to_inputs, room_of
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import HELD
@@ -56,6 +57,7 @@ def next_yield(state: State) -> PinsYielded | None:
 
 def _lacking(state: State) -> tuple[int, np.ndarray]:
     """How many pages the request lacks that would go on first, and which pages it hits (int32[n]); 0 where somebody can go on."""
+    state = replace(state, config=replace(state.config, input_units=0))  # with nothing in flight an input is encoded at once
     config, pool = state.config, state.pool
     work = expected_work(state)
     if len(state.rows):
@@ -69,7 +71,7 @@ def _lacking(state: State) -> tuple[int, np.ndarray]:
     table = prefix_hits(config, pool, entry)
     hits, start = shared(config, table), hit_tokens_of(config, table)
     tokens = chunk(config, entry.known - start, config.max_num_batched_tokens)
-    tokens, _ = first_up_to_inputs(config, entry, start, tokens, config.inputs_a_step)
+    tokens, _ = first_up_to_inputs(state, entry, start, tokens, room_of(state))
     if tokens == 0 or fits(config, pool, table, tokens):
         return 0, NOTHING
     return pages_of(config, pool, table, tokens) - pool.free, hits

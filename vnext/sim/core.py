@@ -13,6 +13,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.turn import Turn, steady_turn
 from vnext.sim.checks.accounting import Accounting
 from vnext.sim.checks.client_laws import ClientBook
+from vnext.sim.checks.encoding_laws import EncodingBook
 from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook, resets_forget, tiers_block_nobody
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
@@ -44,6 +45,7 @@ class Core:
         self.pins = PinBook()
         self.turns = TurnBook()
         self.clients = ClientBook()
+        self.encoding = EncodingBook()
         self.history: History | None = None
         self._whole_check_events = whole_check_events
 
@@ -74,6 +76,7 @@ class Core:
         news = tuple(output for _, outputs, _ in ready.news for output in outputs)
         self.pins.write(before, event, after, news)
         self.clients.write(before, event, after)
+        self.encoding.write(before, event, after)
         self.accounting.write(before, event, after, news)
         if state.sequence % self._whole_check_events == 0:
             self.look_back()
@@ -97,6 +100,8 @@ class Core:
         before = self.seen if plan is None else before
         self.turns.write(before, self.seen, plan is not None and not (plan.preempted or plan.changed))
         decision_laws(before, plan, self.seen)
+        if plan is not None:
+            self.encoding.decided(before, bool(plan.preempted or plan.changed))
         if plan is not None and before.state.tier:
             key_of = policy_keys(before)
             queue = () if plan.admitted else going(self.seen)

@@ -184,13 +184,13 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
         if took.get(id_, 0) != count:
             raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} tokens where {count} are its share")
     most, budget = config.long_prefill_token_threshold or config.max_model_len, config.max_num_batched_tokens - sum(share.tokens)
-    inputs = fitting.inputs_left(before, before)
+    room = fitting.room_left(before, before)
     for place, tokens in plan.admitted:
         waiting = before.state.waiting[place]
         rest = waiting.known - (start := starts[waiting.id])
         limit = min(rest, most, budget)
         cut = fitting.up_to_edge(config, start, waiting.known, before.state.requests[waiting.id].prompt_length, limit)
-        cut, inputs = fitting.up_to_input(config, waiting.tokens, start, cut, inputs, is_new=True)
+        cut, room = fitting.up_to_input(before, waiting.id, waiting.tokens, start, cut, room, is_new=True)
         if tokens != (cut if config.chunked_prefill else rest):
             raise LawBroken("S6", f"request {waiting.id} begins with {tokens} of {rest} tokens, and {budget} were left")
         budget -= tokens

@@ -68,8 +68,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
     all of them. `state_pages`: pages for the states of recurrent layers (recurrent.py), 0 for a model without; the cache keeps a
     snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none. `inputs_a_step`: images' tiles and sounds that
-    the prompts of a step may begin (expected.py), 0 for any number. `guidance`: requests may have some; the second half
-    of `windows` is then that of their unconditional halves, which lose no page.
+    the prompts of a step may begin (expected.py), 0 for any number. `input_units`: units in which ranks encode UNIT_SPAN tokens of
+    one, 0 for whole; `input_tokens`: tokens of inputs in a step beside requests that decode, 0 for any number. `guidance`: requests
+    may have some; the second half of `windows` is then that of their unconditional halves, which lose no page.
     """
 
     block_size: int
@@ -93,6 +94,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     state_pages: int = 0
     snapshot_interval: int = 1024
     inputs_a_step: int = 0
+    input_units: int = 0
+    input_tokens: int = 0
     counts_alone: bool = True
     guidance: bool = False
 
@@ -109,6 +112,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     def pinned_pages_max(self) -> int:
         """Pages that pins may hold."""
         return int(self.page_count * self.pinned_kv_fraction) if self.prefix_caching else 0
+
+
+UNIT_SPAN = 1024
+
+
+def units_of(config: SchedulerConfig, tokens: int) -> int:
+    """The units in which ranks encode an input of so many tokens."""
+    return max(-(-tokens * config.input_units // UNIT_SPAN), 1)
 
 
 def request_length_max(config: SchedulerConfig) -> int:

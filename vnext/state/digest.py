@@ -63,6 +63,8 @@ def digest(state: State) -> int:
         words.append(hashed(state.clients.structure))
     if state.lowered_from:
         words += (state.config.max_num_batched_tokens, state.lowered_from)
+    if state.encoding is not None:
+        words.append(hashed(_encoding(state)))
     if state.pool.states is not None:
         words.append(hashed(_states(state, state.pool.states)))
     return hashed(array("Q", words))
@@ -79,7 +81,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes() + (_states(state, pool.states) if pool.states else b"")),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state) + _limit(state)),
+        ("adapters", b"".join(each(state) for each in (_slots, _weights, _tier, _pins, _clients, _limit, _encoding))),
     ]
 
 
@@ -176,6 +178,11 @@ def _clients(state: State) -> bytes:
 def _limit(state: State) -> bytes:
     """The tokens of a step while a shortage of memory has lowered them, and those before; empty otherwise."""
     return f"{state.config.max_num_batched_tokens} {state.lowered_from}".encode() if state.lowered_from else b""
+
+
+def _encoding(state: State) -> bytes:
+    """How far an input is encoded; empty where none is."""
+    return b"" if state.encoding is None else repr(msgspec.structs.astuple(state.encoding)).encode()
 
 
 def _states(state: State, states: Pool) -> bytes:

@@ -9,7 +9,7 @@ Token ids are little-endian int32 bytes.
     PrefixCacheReset, DraftCostsMeasured, MemoryRanShort, StepRewound, StepLimitRaised    forgotten; costs of drafts; sizes of steps
     AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
-    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived    time passes; pins end; blocks go to other engines; they come
+    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived, InputEncoded    time; pins end; blocks go; they come; images
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RequestArrived(Event, frozen=True, tag=1):
 
 
 class RequestAborted(Event, frozen=True, tag=2):
-    """Aborts `ids`. An id that has already ended is ignored, because a stop string may race with the last token."""
+    """Aborts `ids`. An id that has already ended is ignored, as a stop string may race with the last token."""
 
     ids: tuple[RequestId, ...]
     reason: AbortReason
@@ -91,7 +91,7 @@ class StepPlanned(Event, frozen=True, tag=3):
 
     `preempted`: rows (indices in running order) to preempt. `changed`: (row, tokens) where the decision differs from
     the expected plan. `admitted`: (place in the waiting queue, tokens), in order of admission; places count after the
-    preempted requests have returned to the queue. A steady decode step carries its number and three empty lists.
+    preempted requests have returned to the queue.
     """
 
     step: int
@@ -106,7 +106,7 @@ class StepCommitted(Event, frozen=True, tag=4):
     """The sampled tokens of one step in schedule order (int32 bytes), one for each request that sampled.
 
     With drafts a request may have sampled more: `counts` has the number of its tokens and `drafted` the number of drafts that
-    were computed for it (uint8 each, one per request that sampled). Both are empty in a step that computed no draft.
+    were computed for it (uint8 each, one per request that sampled). Both are empty in a step without drafts.
     """
 
     step: int
@@ -126,8 +126,8 @@ class PrefixCacheReset(Event, frozen=True, tag=5):
 
 
 class AdapterLoaded(Event, frozen=True, tag=6):
-    """`slot` holds the LoRA adapter whose files have this `digest`. `name` is the one under which clients know it, `path` the
-    folder from which ranks have read it."""
+    """`slot` holds the LoRA adapter whose files have this `digest`. Clients know it by `name`; ranks have read it from the folder
+    `path`."""
 
     name: str
     digest: str
@@ -143,7 +143,7 @@ class AdapterLoaded(Event, frozen=True, tag=6):
 
 
 class AdapterEvicted(Event, frozen=True, tag=7):
-    """`slot` is empty again. No running request uses it."""
+    """`slot` is empty again."""
 
     slot: int
 
@@ -201,8 +201,8 @@ class EnginePaused(Event, frozen=True, tag=10):
 
 class WeightsChanged(Event, frozen=True, tag=11):
     """The ranks compute with the weights of this `digest` (models/loading/update.py) from now on. `version` grows with every
-    change; the engine starts with version 0. Only a paused engine with nothing in flight changes its weights. Requests that have
-    begun wait again with their tokens, and every name of a block is another. `path` is the folder or file that ranks have read.
+    change, from 0. Only a paused engine with nothing in flight changes its weights. Requests that have
+    begun wait again, and every block has another name. `path` is the folder or file that ranks have read.
     """
 
     version: int
@@ -243,7 +243,7 @@ class TierChanged(Event, frozen=True, tag=13):
 
 
 class BlocksPromoted(Event, frozen=True, tag=14):
-    """Transfer number `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk."""
+    """Transfer `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk."""
 
     transfer: int
     id: RequestId
@@ -267,8 +267,8 @@ class PromotionEnded(Event, frozen=True, tag=15):
 
 
 class ClockTicked(Event, frozen=True, tag=16):
-    """`seconds` have passed since the engine started: the only clock of a state. It ticks while something depends on it (pins), and
-    never goes back. Pins that have ended by then are over."""
+    """`seconds` have passed since the engine started: the only clock of a state. It ticks while pins depend on it, and those that
+    have ended are over."""
 
     seconds: int
 
@@ -276,7 +276,7 @@ class ClockTicked(Event, frozen=True, tag=16):
 
 
 class PinsYielded(Event, frozen=True, tag=17):
-    """The `count` pins that are nearest to their ends are over, because a request that has the engine to itself lacks pages."""
+    """The `count` pins nearest to their ends are over, as a request that is alone lacks pages."""
 
     count: int
 
@@ -284,8 +284,7 @@ class PinsYielded(Event, frozen=True, tag=17):
 
 
 class BlocksHandedOver(Event, frozen=True, tag=20):
-    """A running request's first `count` blocks, full ones of its prompt, are put where another engine's ranks find them under
-    their names."""
+    """A running request's first `count` blocks, full ones of its prompt, go where another engine's ranks find them by name."""
 
     id: RequestId
     count: int
@@ -296,8 +295,8 @@ class BlocksHandedOver(Event, frozen=True, tag=20):
 
 
 class BlocksReceived(PromotionEnded, frozen=True, tag=21):
-    """The `count` blocks of this transfer came from another engine, not from disk: their `names` (16 bytes each), and for each
-    block the checksum (16 bytes) of every rank's part of it, as the other engine made it and each rank found it."""
+    """The `count` blocks of this transfer came from another engine: their `names` (16 bytes each), and of each block the checksum
+    (16 bytes) of every rank's part, as that engine made it and the rank found it."""
 
     names: bytes = b""
     checksums: bytes = b""
@@ -310,7 +309,7 @@ class BlocksReceived(PromotionEnded, frozen=True, tag=21):
 
 
 class DraftCostsMeasured(Event, frozen=True, tag=22):
-    """While it serves, the engine has measured what drafts cost: these row_cost, step_cost and row_cost_many decide from now on."""
+    """The engine has measured what drafts cost while it serves: these costs decide from now on."""
 
     row_cost: int
     step_cost: int
@@ -336,7 +335,7 @@ class MemoryRanShort(Event, frozen=True, tag=23):
 
 
 class StepRewound(MemoryRanShort, frozen=True, tag=25):
-    """Step `step` lacks memory: what is in flight is over, all go on from before it, steps take `limit` tokens at most."""
+    """As MemoryRanShort, but all go on from before the step."""
 
     traits: ClassVar[Traits] = Traits(
         lines=("memory ran short at step {step}, all go on from before it, steps take {limit} tokens at most: {cause}",),
@@ -352,11 +351,23 @@ class StepLimitRaised(Event, frozen=True, tag=24):
     traits: ClassVar[Traits] = Traits(lines=("steps take {limit} tokens at most again",), marks="engine")
 
 
+class InputEncoded(Event, frozen=True, tag=26):
+    """The next step computes `units` more of the input at `place` of a request."""
+
+    id: RequestId
+    place: int
+    units: int
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("request {id}: {units} units of the input at {place} are encoded",), requests=("id",), marks="request"
+    )
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
     | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
-    | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised
+    | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised | InputEncoded
 )  # fmt: skip
 
 

@@ -5,17 +5,20 @@ Plans are recorded and sent as differences from this one, so a steady step costs
 With microbatches, a step takes its part of the requests that decode, and none whose token is in flight. The stages of a pipeline
 then compute several steps at once: the next step needs no token of the one before. Prompts are computed in every step.
 
-A rank encodes an input, a tile of an image or a sound, whole, in the first step that computes a part of it, and everybody waits for
-that. So with `inputs_a_step` a chunk ends where one more input would begin: rows are served in order, then admitted requests. A
-step that preempts begins any number, since those who are left must go on. Source: vLLM's encoder budget.
+A rank encodes an input, a tile of an image or a sound, at the latest in the first step that computes a part of it, and everybody
+waits for that. So with `inputs_a_step` a chunk ends where one more input would begin: rows are served in order, then admitted
+requests. With `input_units` it ends at one whose units are not all computed, and `input_tokens` bound what is computed of inputs
+beside requests that decode. A step that lacks pages begins any number, since those who are left must go on. Source: vLLM's encoder
+budget.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
-from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import expected_drafts
 from vnext.state.preempt import row_tokens
 from vnext.state.recurrent import cut
@@ -25,11 +28,23 @@ from vnext.state.store.fields import INPUT_BEGINS
 from vnext.state.store.rows import wants
 
 
+class InputRoom(NamedTuple):
+    """How many `inputs` a step may still begin, and how many `tokens` of inputs it may still compute."""
+
+    inputs: int
+    tokens: int
+
+
+ANY_INPUTS = InputRoom(0, 0)
+"""Of an engine without bounds."""
+NO_BOUND = 2**62
+
+
 class Work(msgspec.Struct, frozen=True):
     """The work of one step: new tokens of each row and the blocks it lacks for them (int64[R] each, never written again).
 
     `tokens_sum` is the sum of the tokens, `pages_sum` the number of pages that all these blocks take. `drafts` int64[R]: how
-    many of the tokens are drafts; None without speculation. `inputs` is how many inputs admitted requests may begin.
+    many of the tokens are drafts; None without speculation. `room` is what is left of inputs for admitted requests.
     """
 
     tokens: np.ndarray
@@ -37,7 +52,7 @@ class Work(msgspec.Struct, frozen=True):
     tokens_sum: int
     pages_sum: int
     drafts: np.ndarray | None = None
-    inputs: int = 0
+    room: InputRoom = ANY_INPUTS
 
 
 def expected_work(state: State, drafts: bool = True) -> Work:
@@ -53,7 +68,7 @@ def expected_work(state: State, drafts: bool = True) -> Work:
         drafted, total = expected_drafts(state.config, state.rows, work.tokens)
         if not total:
             return msgspec.structs.replace(work, drafts=drafted)
-        drafting = work_of(state, work.tokens + drafted, drafted, work.inputs)
+        drafting = work_of(state, work.tokens + drafted, drafted, work.room)
         if drafting.pages_sum <= state.pool.free:
             return drafting
     return msgspec.structs.replace(work, drafts=np.zeros_like(work.tokens))
@@ -89,47 +104,83 @@ def _up_to_edges(state: State) -> Work:
     most = wants(rows) * in_turn(state)
     if config.long_prefill_token_threshold:
         most = np.minimum(most, config.long_prefill_token_threshold)
-    most, inputs = up_to_inputs(state, cut(config, rows, most))
+    most, room = up_to_inputs(state, cut(config, rows, most))
     before = np.cumsum(most) - most
-    return work_of(state, np.minimum(np.maximum(config.max_num_batched_tokens - before, 0), most), inputs=inputs)
+    return work_of(state, np.minimum(np.maximum(config.max_num_batched_tokens - before, 0), most), room=room)
 
 
-def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None, inputs: int = 0) -> Work:
-    """The work of computing the given number of tokens in each row, of which `drafts` are drafts (int64[R] each), with so many
-    inputs left for others."""
+def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None, room: InputRoom = ANY_INPUTS) -> Work:
+    """The work of computing the given number of tokens in each row, of which `drafts` are drafts (int64[R] each), with so much
+    room left of inputs."""
     config, rows = state.config, state.rows
     need = np.empty(len(rows), dtype=np.int64)
     blocks = columns.impl.needed(rows.cells, tokens, need, config.block_size)
-    return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts, inputs)
+    return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts, room)
 
 
 # ---- inputs --------------------------------------------------------------------------------------------------------
 
 
-def up_to_inputs(state: State, tokens: np.ndarray) -> tuple[np.ndarray, int]:
-    """`tokens` of the rows (int64[R]), cut where they would begin more inputs than a step may, and how many are left for others."""
-    left = state.config.inputs_a_step
-    if not left:
-        return tokens, 0
-    found, rows = tokens.copy(), state.rows
+def room_of(state: State) -> InputRoom:
+    """What a step may begin and compute of inputs."""
+    config = state.config
+    return InputRoom(config.inputs_a_step, config.input_tokens if config.input_tokens and decodes(state) else NO_BOUND)
+
+
+def decodes(state: State) -> bool:
+    """Whether a running request has computed its prompt: its client waits for the next token."""
+    return bool((state.rows.computed >= state.rows.prompt).any())
+
+
+def up_to_inputs(state: State, tokens: np.ndarray) -> tuple[np.ndarray, InputRoom]:
+    """`tokens` of the rows (int64[R]), cut where they would go further into inputs than a step may, and what is left for others."""
+    if not state.config.inputs_a_step:
+        return tokens, ANY_INPUTS
+    found, rows, room = tokens.copy(), state.rows, room_of(state)
     for row in np.flatnonzero((rows.computed < rows.prompt) & (tokens > 0)).tolist():
-        part = row_tokens(state, row)[int(rows.computed[row]) :][: int(tokens[row])]
-        starts = np.flatnonzero(part < INPUT_BEGINS)
-        found[row], left = _cut(starts, int(tokens[row]), left)
-    return found, left
+        begins = begun(known := row_tokens(state, row), start := int(rows.computed[row]), int(tokens[row]))
+        ready = [place for place in begins if is_encoded(state, int(rows.id[row]), place)]
+        found[row], room = _cut(known[start:], int(tokens[row]), [(place - start, place in ready) for place in begins], room)
+    return found, room
 
 
-def first_up_to_inputs(config: SchedulerConfig, waiting: Waiting, start: int, tokens: int, left: int) -> tuple[int, int]:
-    """`tokens` of a waiting request from `start` on, cut as those of a row, and how many inputs others may still begin. It begins
-    the input in which it starts, too."""
-    if not config.inputs_a_step:
-        return tokens, left
-    part = np.frombuffer(waiting.tokens, np.int32)[start : start + tokens]
-    begins = part < INPUT_BEGINS
-    begins[:1] = part[:1] < 0
-    return _cut(np.flatnonzero(begins), tokens, left)
+def first_up_to_inputs(state: State, waiting: Waiting, start: int, tokens: int, room: InputRoom) -> tuple[int, InputRoom]:
+    """`tokens` of a waiting request from `start` on, cut as those of a row, and what others may still begin. It begins the input in
+    which it starts, too."""
+    if not state.config.inputs_a_step:
+        return tokens, room
+    known = np.frombuffer(waiting.tokens, np.int32)
+    begins = [(max(place - start, 0), is_encoded(state, waiting.id, place)) for place in begun(known, start, tokens, is_new=True)]
+    return _cut(known[start:], tokens, begins, room)
 
 
-def _cut(starts: np.ndarray, tokens: int, left: int) -> tuple[int, int]:
-    """How many of `tokens`, among which inputs begin at `starts`, begin no more than `left`, and how many those leave."""
-    return (int(starts[left]), 0) if len(starts) > left else (tokens, left - len(starts))
+def begun(tokens: np.ndarray, start: int, count: int, is_new: bool = False) -> list[int]:
+    """Where the inputs begin that `count` of these tokens (int32) from `start` on begin. Who `is_new` begins the input in which it
+    starts, too."""
+    found: list[int] = (np.flatnonzero(tokens[start : start + count] < INPUT_BEGINS) + start).tolist()
+    if is_new and count and INPUT_BEGINS <= tokens[start] < 0:
+        found.insert(0, int(np.flatnonzero(tokens[:start] < INPUT_BEGINS)[-1]))
+    return found
+
+
+def is_encoded(state: State, id_: int, place: int) -> bool:
+    """Whether the input that begins at this place of a request may begin: all its units are computed, or it has none."""
+    now = state.encoding
+    return not state.config.input_units or (now is not None and (now.id, now.place, now.done) == (id_, place, now.units))
+
+
+def _cut(known: np.ndarray, count: int, begins: list[tuple[int, bool]], room: InputRoom) -> tuple[int, InputRoom]:
+    """How many of `count` tokens (int32), among which inputs begin at places, each encoded or not, a step with this room computes,
+    and the room that is left."""
+    of_inputs = np.flatnonzero(known[:count] < 0)
+    if len(of_inputs) > room.tokens:
+        count = int(of_inputs[room.tokens])
+    inputs = room.inputs
+    for place, ready in begins:
+        if place >= count:
+            break
+        if not inputs or not ready:
+            count = place
+            break
+        inputs -= 1
+    return count, InputRoom(inputs, room.tokens - int((of_inputs < count).sum()))

@@ -29,6 +29,7 @@ from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.facilities.adapters import may_run, used
+from vnext.state.facilities.encoding import with_begun
 from vnext.state.facilities.tier import is_transferring
 from vnext.state.preempt import preempt
 from vnext.state.recurrent import lacking, name_snapshots, new_column, source_of, with_copies
@@ -49,7 +50,7 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     if event.preempted:
         state = preempt(state, event.preempted)
     work = planned_work(state, event.changed, drafts=not event.preempted)
-    starts, at_least, total = state.rows.computed, state.rows.computed_at_least, work.tokens_sum
+    starts, at_least, total, running = state.rows.computed, state.rows.computed_at_least, work.tokens_sum, len(state.rows)
     state = advance(state, work)
     sources: list[tuple[int, int]] = []
     if event.admitted:
@@ -58,6 +59,8 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
         work, total = _with_admitted(work, added_tokens), total + int(added_tokens.sum())
     if not 0 < total <= state.config.max_num_batched_tokens:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.max_num_batched_tokens} are allowed")
+    if state.config.input_units:
+        state = with_begun(state, starts, work.tokens, running, strictly=not (event.preempted or event.changed))
     scheduled = _step_in_flight(state, starts, work, total)
     pool = hash_full_blocks(state)
     if state.config.windows:

@@ -16,6 +16,7 @@ from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
 from vnext.state.facilities import recurrent_laws
 from vnext.state.facilities.adapters import held
+from vnext.state.facilities.encoding import encoding_is_bounded
 from vnext.state.facilities.shortage import limits_are_lowered
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight, root_of
@@ -203,9 +204,7 @@ def queue_is_sorted_and_distinct(state: State) -> None:
 
 
 def bounds_hold(state: State) -> None:
-    """S1: tokens of a step, rows and chunks respect their limits. Only the newest step is checked; the others were
-    checked when they were the newest.
-    """
+    """S1: tokens of a step, rows and chunks respect their limits. Only the newest step is checked."""
     config = state.config
     _hold(len(state.rows) <= config.max_num_seqs, "S1", f"{len(state.rows)} rows")
     if not state.in_flight:
@@ -440,10 +439,9 @@ def arrivals_are_accounted(state: State) -> None:
 ALL = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, free_and_held_are_all,
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
-    full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
-    steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
-    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded, pins_are_bounded,
-    clients_have_their_requests, limits_are_lowered, *recurrent_laws.ALL,
+    full_blocks_are_hashed, placeholders_match, drafts_are_bounded, steps_continue, prefix_index_is_mutual,
+    histories_begin_with_prompts, adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded,
+    pins_are_bounded, clients_have_their_requests, limits_are_lowered, encoding_is_bounded, *recurrent_laws.ALL,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

@@ -93,6 +93,10 @@ def _require_sane(config: SchedulerConfig) -> None:
     )
     require(config.inputs_a_step >= 0, f"inputs_a_step is {config.inputs_a_step}: it must be 0 or more")
     require(config.chunked_prefill or not config.inputs_a_step, "inputs_a_step needs chunked prefill")
+    for field in ("input_units", "input_tokens"):
+        bound = getattr(config, field)
+        require(bound >= 0, f"{field} is {bound}: it must be 0 or more")
+        require(config.inputs_a_step == 1 or not bound, f"{field} needs inputs_a_step 1")
     _require_states(config)
 
 
@@ -186,6 +190,7 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
         pool=pools.new_pool(state.config.page_count, state.pool.pins, state.config.state_pages),
         slots=(None,) * state.config.max_loras,
         cautious=event.cautious,
+        encoding=None,
     )
 
 

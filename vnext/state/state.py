@@ -150,6 +150,17 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     promoted: int = 0
 
 
+class Encoding(msgspec.Struct, frozen=True, array_like=True):
+    """The input that ranks encode (facilities/encoding.py): where it begins in the tokens of which request, how
+    many of its units they have computed, and before which step the last of those."""
+
+    id: int
+    place: int
+    done: int
+    units: int
+    step: int
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started."""
 
@@ -172,7 +183,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
     before the first change. `tier` is None in an engine without a disk tier. `clock` is the second of the last tick.
     `clients` (store/clients.py) are None but under the policy `fair`. `lowered_from`: the tokens of a step that the engine started
-    with, while a shortage of memory has lowered those of the configuration (facilities/shortage.py), else 0.
+    with, while a shortage of memory has lowered those of the configuration (facilities/shortage.py), else 0. `encoding`: the newest
+    input of which ranks have computed units, until it begins.
     """
 
     config: SchedulerConfig
@@ -198,6 +210,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     clock: int = 0
     clients: Clients | None = None
     lowered_from: int = 0
+    encoding: Encoding | None = None
 
 
 def root_of(state: State, request: Request) -> bytes:

@@ -27,6 +27,7 @@ from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
     EngineStarted,
+    InputEncoded,
     MemoryRanShort,
     PinsYielded,
     RequestAborted,
@@ -259,7 +260,7 @@ class Rerun:
                 self._device_us = self._now_us
             case StepLimitRaised() if self.state.lowered_from:
                 self._fold(raised(self.state))
-            case PinsYielded() | MemoryRanShort() | StepLimitRaised():
+            case PinsYielded() | MemoryRanShort() | StepLimitRaised() | InputEncoded():
                 pass  # decided anew
             case _:
                 self._fold(event)

@@ -6,7 +6,7 @@ last. The engine's forms are in vnext/state/allocate.py and windows.py; this one
 
 from __future__ import annotations
 
-import msgspec
+import numpy as np
 
 from vnext.sim.checks.microbatch_laws import wants
 from vnext.sim.checks.plain_state import PlainState, in_sight
@@ -27,7 +27,7 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
     rest = waiting.known - start
     tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
     tokens = up_to_edge(config, start, waiting.known, after.state.requests[waiting.id].prompt_length, tokens)
-    tokens, _ = up_to_input(config, waiting.tokens, start, tokens, inputs_left(before, after), is_new=True)
+    tokens, _ = up_to_input(before, waiting.id, waiting.tokens, start, tokens, room_left(before, after), is_new=True)
     if not state_pages_fit(before, after, waiting, start // config.block_size):
         return 0
     if tokens < rest and not config.chunked_prefill:
@@ -129,49 +129,68 @@ def taken_pages(before: PlainState, after: PlainState) -> tuple[set[int], set[in
 # How far prompts may go in a step that encodes few inputs, decided a second time, token by token. The engine's form is in
 # vnext/state/expected.py.
 
+Room = tuple[int, int] | None
+"""How many inputs a step may still begin, and how many of their tokens it may compute; None without a bound."""
+NO_BOUND = 2**62
 
-def wanted(seen: PlainState, any_inputs: bool = False) -> tuple[list[int], int]:
-    """The number of tokens that each row could take in a step without others' tokens, and how many inputs others may begin.
-    `any_inputs`: as if they may begin any number."""
+
+def wanted(seen: PlainState, any_inputs: bool = False) -> tuple[list[int], Room]:
+    """The number of tokens that each row could take in a step without others' tokens, and what others may begin. `any_inputs`: as
+    if they may begin any number."""
     config, found = seen.state.config, []
-    config = msgspec.structs.replace(config, inputs_a_step=0) if any_inputs else config
-    most, left = config.long_prefill_token_threshold or config.max_model_len, config.inputs_a_step
+    most, room = config.long_prefill_token_threshold or config.max_model_len, None if any_inputs else room_of(seen)
     for row, want in enumerate(wants(seen)):
         start, known = seen.computed[row], seen.known[row]
         tokens = up_to_edge(config, start, known, seen.prompt[row], min(want, most))
-        tokens, left = up_to_input(config, seen.histories[row], start, tokens, left)
+        tokens, room = up_to_input(seen, seen.id[row], seen.histories[row], start, tokens, room)
         found.append(tokens)
-    return found, left
+    return found, room
+
+
+def room_of(seen: PlainState) -> Room:
+    """What a step may begin of inputs: their tokens have a bound beside requests that have computed their prompts."""
+    config = seen.state.config
+    if not config.inputs_a_step:
+        return None
+    beside = any(computed >= prompt for computed, prompt in zip(seen.computed, seen.prompt))
+    return config.inputs_a_step, config.input_tokens if config.input_tokens and beside else NO_BOUND
 
 
 def up_to_input(
-    config: SchedulerConfig, history: bytes, start: int, count: int, left: int, is_new: bool = False
-) -> tuple[int, int]:
-    """`count` tokens from `start` on, up to where one more input than `left` would begin, and how many are left. Who `is_new`
-    begins the input that it starts in, too."""
-    if not config.inputs_a_step:
-        return count, left
-    for place, token in enumerate(unpack_tokens(history)[start : start + count]):
-        if token < INPUT_BEGINS or (token < 0 and is_new and place == 0):
-            if left == 0:
-                return place, 0
-            left -= 1
-    return count, left
+    seen: PlainState, id_: int, history: bytes, start: int, count: int, room: Room, is_new: bool = False
+) -> tuple[int, Room]:
+    """`count` tokens of a request from `start` on, up to where they would go beyond the room for inputs or begin one that is not
+    encoded, and the room that is left. Who `is_new` begins the input that it starts in, too."""
+    if room is None:
+        return count, None
+    known, (inputs, tokens) = unpack_tokens(history), room
+    for place, token in enumerate(known[start : start + count].tolist()):
+        begins = token < INPUT_BEGINS or (token < 0 and is_new and place == 0)
+        if (begins and not (inputs and is_ready(seen, id_, known, start + place))) or (token < 0 and not tokens):
+            return place, (inputs, tokens)
+        inputs, tokens = inputs - begins, tokens - (token < 0)
+    return count, (inputs, tokens)
 
 
-def inputs_left(before: PlainState, after: PlainState) -> int:
-    """How many inputs the step may still begin behind all that the plan takes and admits."""
-    if not before.state.config.inputs_a_step:
-        return 0
-    left = wanted(before)[1]
-    if before is after:
-        return left
+def is_ready(seen: PlainState, id_: int, known: np.ndarray, place: int) -> bool:
+    """Whether the input in which this token of a request is has all its units."""
+    now = seen.state.encoding
+    while known[place] >= INPUT_BEGINS:
+        place -= 1
+    return not seen.state.config.input_units or (now is not None and now.done == now.units and (now.id, now.place) == (id_, place))
+
+
+def room_left(before: PlainState, after: PlainState) -> Room:
+    """What the step may still begin behind all that the plan takes and admits."""
+    room = wanted(before)[1]
+    if before is after or room is None:
+        return room
     step = after.in_flight[-1]
     for id_, start, count in zip(step.ids, step.starts, step.counts):
         if id_ not in before.id:
             history = after.histories[after.id.index(id_)]
-            left = up_to_input(after.state.config, history, start, count, left, is_new=True)[1]
-    return left
+            room = up_to_input(before, id_, history, start, count, room, is_new=True)[1]
+    return room
 
 
 # ---- recurrent checks ----------------------------------------------------------------------------------------------
