@@ -52,6 +52,7 @@ AUDIO = ["soundfile>=0.13"]
 PARQUET = ["pyarrow>=14"]
 DEV = [
     "anthropic>=2.12",
+    "axe-core-python>=0.1",  # whether the pages keep anybody out
     "hypothesis>=6.100",
     "jsonschema>=4.23",
     "mypy>=2.4",

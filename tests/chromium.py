@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ class BrowserPage:
             WebDriverWait(self.driver, WAIT_S, ignored_exceptions=_redrawn()).until(has_words)
         except TimeoutException:
             raise AssertionError(f"{selector} says {self.text(selector)!r}, not {words!r}") from None
+
+    def barriers(self) -> list[str]:
+        """What keeps people who see, hear or point otherwise from the page, by axe-core's rules: each with an element that has it."""
+        axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed (pip install -e .[dev])")
+        self.driver.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text())
+        look = "const done = arguments[arguments.length - 1]; axe.run(document).then(found => done(found.violations), done)"
+        found = self.driver.execute_async_script(look)
+        return [f"{each['help']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
     @property
     def complaints(self) -> list[dict[str, Any]]:

@@ -177,6 +177,25 @@ def test_an_answer_survives_a_cut_connection(page, server):
     assert first == "" and others and all(others)
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_anybody_from_the_page(page, server, width, scheme):
+    page.emulate(width, scheme)
+    try:
+        assert not page.barriers()
+        page.say("say:one **two** `four`")
+        page.reported(LAST, "four")
+        page.driver.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert not page.barriers()
+        page.driver.get(f"{server.url}/docs")
+        page.reported("body", "/v1/chat/completions")
+        assert not page.barriers()
+        page.driver.execute_script("document.body.append(document.createElement('img'))")
+        assert page.barriers()[0].startswith("Images must have alternate text"), "a planted one is seen"
+    finally:
+        page.emulate(0, "")
+
+
 def test_a_talk_that_a_browser_does_not_keep_goes_on(page):
     page.driver.execute_script("Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }")
     page.say("say:long")

@@ -129,6 +129,7 @@ def test_a_browser_shows_the_page_whole(browser, tmp_path: Path, capsys: pytest.
     shown.emulate(width, scheme)
     try:
         browser.get((tmp_path / "page.html").as_uri())
+        assert not shown.barriers()
         wide, back, plot_widths = browser.execute_script(
             "return [document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor,"
             " [...document.querySelectorAll('svg')].map(each => each.getBoundingClientRect().width)]"

@@ -160,6 +160,7 @@ def test_a_browser_shows_it_whole(browser, log, page, width: int, scheme: str) -
     try:
         browser.get(log.with_suffix(".html").as_uri())
         assert shown.text("h1").lower() == explained(log).headline.lower() and not shown.complaints
+        assert not shown.barriers()
         wide, back, plot_widths = browser.execute_script(
             "return [document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor,"
             " [...document.querySelectorAll('svg')].map(each => each.getBoundingClientRect().width)]"

@@ -197,6 +197,7 @@ def test_everything_is_drawn_light_and_dark(page):
         seen.add(body.value_of_css_property("background-color"))
         for canvas in ("canvas.line", "canvas.lanes", "canvas.blocks"):
             assert page.colours(canvas) >= 4, f"{canvas} is empty"
+        assert not page.barriers()
         page.press("t")
     assert len(seen) == 2
     rows = page.driver.find_elements(By.CSS_SELECTOR, ".log:first-child table.rows tbody tr")
@@ -375,6 +376,7 @@ def test_damage_is_on_the_page(browser, logs, tmp_path):
     with shown(browser, tmp_path / "log", code=1) as page:
         page.open(0)
         page.reported(".progress", "ended: damaged at frame ")
+        assert not page.barriers()
 
 
 def waits(walk: Walk) -> Iterator[tuple[int, int, str]]:
