@@ -203,6 +203,7 @@ def test_a_name_is_offered_only_for_its_misspelling() -> None:
     ours = [flag for option in every_option() for flag in option.flags]
     assert close_to("--stream-interval", ours) == ""
     assert close_to("--max-model-length", ours) == "--max-model-len"
+    assert close_to("--expert-parallel", ours) == "--enable-expert-parallel" and close_to("--size", ours) == ""
     assert close_to("--gpu-memory-utilisation", ours) == "--gpu-memory-utilization"
 
 

@@ -12,7 +12,10 @@ BEGUN_MIN = 6
 
 
 def close_to(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str:
-    """The name in `known` that `name` is a misspelling of, or alone begins with several letters of it; "" for none."""
+    """The name in `known` that `name` is a misspelling of, or alone begins with several letters of it, or alone ends in the words
+    of this option; "" for none."""
     known = list(known)
     begun = [each for each in known if each.startswith(name)] if len(name) >= BEGUN_MIN else []
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), begun[0] if len(begun) == 1 else "")
+    ended = [each for each in known if each.endswith(name[1:])] if name.startswith("--") else []
+    alone = next((found[0] for found in (begun, ended) if len(found) == 1), "")
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), alone)

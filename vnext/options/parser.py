@@ -146,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         values, wrong = self._checked(sourced)
         ignored, refused = _ignored(foreign)
         if wrong := [*unknown, *wrong, *refused]:
-            self.fail("\n".join(wrong), labels, f"See {self.prog} --help.\n" if unknown else "")
+            self.fail("\n".join(wrong), labels, f"See {self.prog} --help.\n" if unknown and "--help" not in unknown[-1] else "")
         for sentence in (*ignored, *unknown_variables(environment, every_option())):
             print(line(f"{self.prog}: {sentence}", "WARNING", values.get("log_format")), file=sys.stderr)
         usual = {name: self._options[name].default for name in self._is_started}

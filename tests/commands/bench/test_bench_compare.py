@@ -53,6 +53,13 @@ def test_requests_are_drawn_whole(tmp_path: Path) -> None:
     assert "(may be chance)" in line
 
 
+def test_a_change_from_nothing_has_no_percentage(tmp_path: Path) -> None:
+    for name, value in (("a", 0), ("b", 3)):
+        (tmp_path / name).write_text(json.dumps({"figures": {"failed": 0, "preempted": value}}))
+    shown = {line.split()[0]: line.split()[-1] for line in compare(tmp_path / "a", tmp_path / "b")[1].splitlines()[1:]}
+    assert shown == {"failed": "0.0%", "preempted": "-"}
+
+
 def test_loads_that_differ_are_named_and_reports_compare_too(tmp_path: Path) -> None:
     shown = compare(written(tmp_path / "a"), written(tmp_path / "b", count=100))[1]
     assert "note: num_prompts is 201 there and 101 here" in shown

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from log_drive import engine, record, small_config, started
@@ -122,6 +124,42 @@ def test_a_healthy_log_is_well(tmp_path, capsys):
     assert answer["alarm"] is None and answer["steps"] > 60 and answer["running"] == 0
     assert main(["watch", str(tmp_path / "logs"), "--live", "--once"]) == 0
     assert "all is well" in capsys.readouterr().out
+
+
+def test_a_webhook_hears_of_an_alarm_and_of_nothing_else(tmp_path, capsys):
+    """The server that hears answers with a status; one that refuses, or is not there, is named, and the alarm counts."""
+    heard, statuses = [], [200, 500]
+
+    class Hears(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(statuses.pop(0))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    log_dir = record(tmp_path / "log")
+    server = HTTPServer(("127.0.0.1", 0), Hears)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    assert main(["watch", str(log_dir), "--once", "--webhook", "ftp://here"]) == 2 and "must begin with" in capsys.readouterr().err
+    hook = ["--webhook", f"http://127.0.0.1:{server.server_port}/alarms"]
+    try:
+        assert main(["watch", str(log_dir), "--once", *hook]) == 0 and not heard
+        path = next(log_dir.iterdir())
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+        assert main(["watch", str(log_dir), "--once", *hook, "--json"]) == 1
+        said = capsys.readouterr()
+        assert heard[0]["alarm"] == json.loads(said.out.splitlines()[-1])["alarm"] and heard[0]["log"] == str(log_dir) and not said.err
+        assert heard[0]["text"].startswith(f"{log_dir}: damaged at step ")
+        assert main(["watch", str(log_dir), "--once", *hook]) == 1 and "did not reach http" in capsys.readouterr().err
+        assert len(heard) == 2
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert main(["watch", str(log_dir), "--once", *hook]) == 1 and "did not reach http" in capsys.readouterr().err
 
 
 def test_bad_inputs_are_one_sentence(tmp_path, capsys):

@@ -123,7 +123,7 @@ def test_segments_are_joined_as_if_they_were_one(tmp_path):
     config = small_config(page_count=15)
     one, many = (
         record(tmp_path / name, config=config, seed=3, arrivals=80, **size)
-        for name, size in (("one", {}), ("many", {"size": 2000}))
+        for name, size in (("one", {}), ("many", {"size": 1500}))
     )
     assert len(list(many.glob("*.vnextlog"))) > 4
     whole, parts = (slow(Index(open_log(each)), MANY) for each in (one, many))

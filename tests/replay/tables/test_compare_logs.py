@@ -21,7 +21,7 @@ def test_a_log_is_like_itself(tmp_path, capsys) -> None:
 def test_other_settings_and_the_first_other_decision_are_named(tmp_path, capsys) -> None:
     one, other = (record(tmp_path / f"{seqs}", config=small_config(max_num_seqs=seqs), timestamped=True) for seqs in (6, 2))
     code, found = answer(capsys, "compare", one, other)
-    assert code == 0 and "config.max_num_seqs (6, 2)" in found["differs"][0]
+    assert code == 0 and found["differs"][0] == "settings differ: max_num_seqs is 2 instead of 6"
     assert found["first"].startswith(f"step {answer(capsys, 'diff', one, other)[1]['step']}")
     figures = {each["name"]: each for each in found["figures"]}
     assert figures["tokens of an answer, mean"]["one"] == pytest.approx(Log(one).requests["tokens"].mean())

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from log_drive import record
 
 from tests.replay.log_answers import answer, events_of
 from vnext.replay import Log
+from vnext.replay.cli.main import main
 from vnext.replay.tables.export import _cell
 from vnext.state.events import StepCommitted
 
@@ -54,10 +56,10 @@ def test_events_are_in_their_order_with_their_times(log) -> None:
     assert np.allclose(came, Log(log).requests["came"])
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
 def test_tables_are_read_as_they_were_written(log, capsys, tmp_path, form) -> None:
     code, written = answer(capsys, "export", log, "--to", form, "-o", tmp_path / "out")
-    read = {"csv": pyarrow.csv.read_csv, "parquet": pyarrow.parquet.read_table}[form]
+    read = {"csv": pyarrow.csv.read_csv, "parquet": pyarrow.parquet.read_table, "arrow": pyarrow.feather.read_table}[form]
     tables = Log(log)
     for name in ("requests", "steps"):
         frame = read(tmp_path / "out" / f"{name}.{form}")
@@ -66,6 +68,12 @@ def test_tables_are_read_as_they_were_written(log, capsys, tmp_path, form) -> No
         for column in ("tokens", "ended"):
             assert np.allclose(frame[column].to_numpy(), expected[column], equal_nan=True)
     assert code == 0
+
+
+@pytest.mark.parametrize("form, words", [("perfetto", "events"), ("otlp", "spans"), ("csv", "rows")])
+def test_what_a_file_is_made_of_is_told(log, capsys, tmp_path, form, words) -> None:
+    assert main(["export", str(log), "--to", form, "-o", str(tmp_path / "out")]) == 0
+    assert all(line.endswith(f" {words}") for line in capsys.readouterr().out.splitlines())
 
 
 def test_spans_are_those_of_a_collector(log, capsys, tmp_path) -> None:

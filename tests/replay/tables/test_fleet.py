@@ -85,4 +85,4 @@ def test_a_log_without_times_has_counts_alone(folder, tmp_path, capsys) -> None:
 
 def test_an_empty_folder_has_one_sentence(tmp_path, capsys) -> None:
     assert main(["fleet", str(tmp_path)]) == 2
-    assert "no log" in capsys.readouterr().err
+    assert "holds no segment" in capsys.readouterr().err

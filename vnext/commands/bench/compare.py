@@ -135,7 +135,8 @@ def table(rows: list[Row]) -> list[str]:
     width = max(len(row.name) for row in rows)
     lines = [f"{'':<{width}}{'before':>14}{'after':>14}{'change':>10}   95 % of draws"]
     for row in rows:
-        line = f"{row.name:<{width}}{row.before:>14,.2f}{row.after:>14,.2f}{100 * row.change:>9.1f}%"
+        change = f"{100 * row.change:.1f}%" if row.before or row.after else "0.0%"
+        line = f"{row.name:<{width}}{row.before:>14,.2f}{row.after:>14,.2f}{change if row.before or not row.after else '-':>10}"
         if row.low is not None and row.high is not None:
             line += f"   {100 * row.low:+.1f} to {100 * row.high:+.1f} %{'' if row.is_real else '  (may be chance)'}"
         lines.append(line)

@@ -12,7 +12,7 @@ import msgspec
 from vnext.log.codec import Frame, Privacy, SegmentHeader
 from vnext.replay.answers.waiting import WaitClock, Waits
 from vnext.replay.reading.folding import Broken, Folded, fold_items
-from vnext.replay.reading.index import Index
+from vnext.replay.reading.index import Index, require_request
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.verify import why_not_decided
@@ -299,8 +299,8 @@ def life(index: Index, request_id: int, own_policy: bool = False) -> RequestLife
     story = _Story(request_id, why_not_decided(log, own_policy), Clock(timestamps_of(log)))
     if request_id in begin.requests:
         story.arrival = _arrival(begin.requests[request_id])
-    elif not begin.next_id <= request_id < index.last.next_id:
-        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, index.last.next_id)}")
+    else:
+        require_request(index, request_id)
     place = index.at_request(request_id)
     for item in fold_items(place.state, place.items):
         if isinstance(item, Folded):
@@ -330,10 +330,3 @@ def _arrival(request: Request) -> RequestArrived:
         priority=request.priority,
         arrival_ns=request.arrival_ns,
     )
-
-
-def _ids(begin: State, arrived: int) -> str:
-    """Which requests a log that begins in this state knows, in words."""
-    alive = sum(1 for _ in begin.requests.items())
-    older = f" and {alive} older ones, those alive where it begins" if begin.next_id else ""
-    return f"requests {begin.next_id} to {arrived - 1}{older}" if arrived > begin.next_id else f"no request{older}"

@@ -1,15 +1,18 @@
 """watch: checks a live log frame by frame while it grows.
 
 Owns the alarms: a broken law, a decision or digest that differs from the engine's, an engine that is stuck,
-and a log that is damaged, or silent while a step should end. Watching decides every step again, so it needs about as
-much processor time as the engine core, in a separate process with a separate priority.
+and a log that is damaged, or silent while a step should end; and how a webhook hears of one. Watching decides every
+step again, so it needs about as much processor time as the engine core, in a separate process with a separate priority.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 import msgspec
@@ -38,6 +41,7 @@ ALL_LAWS_FRAMES = 64
 """Frames between two checks of all laws; the cheap ones are checked after every frame."""
 POLL_S = 0.1
 TOLD_EVERY_S = 5.0
+WEBHOOK_S = 10.0
 
 
 INTERRUPTED = Ended(kind="complete", line="not yet: it was followed until Ctrl-C")
@@ -193,6 +197,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     watching.add_argument("--whole", action="store_true", help="begin at the start of the log, not at its newest segment")
     watching.add_argument("--once", action="store_true", help="stop at the current end of the log")
     watching.add_argument("--laws", action="store_true", help="check all laws after every frame (slower)")
+    watching.add_argument("--webhook", metavar="URL", default="", help="where to POST an alarm as JSON (its text is in `text`)")
     watching.add_argument("--silent", type=float, default=60.0, help="seconds without growth before an alarm (default 60)")
 
 
@@ -200,9 +205,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 if nothing was wrong, 1 after an alarm."""
     if arguments.silent <= 0:
         raise UnusableLog(f"--silent {arguments.silent:g}: it must be more than 0 seconds")
+    if arguments.webhook and not arguments.webhook.startswith(("http://", "https://")):
+        raise UnusableLog(f"--webhook {arguments.webhook}: it must begin with http:// or https://")
     arguments.log = newest_log(arguments.log) if arguments.live else arguments.log
     answer = _watched(arguments, console)
     print_answer(arguments, console, answer, print_watched)
+    if answer.alarm is not None and arguments.webhook and (failed := posted(arguments.webhook, answer.log, answer.alarm)):
+        print(f"vnext-replay: the alarm did not reach {arguments.webhook} ({failed})", file=sys.stderr)
     return int(answer.alarm is not None)
 
 
@@ -222,6 +231,17 @@ def _watched(arguments: argparse.Namespace, console: Console) -> Watched:
     return watcher.watched(str(path))
 
 
+def posted(url: str, log: str, alarm: Alarm) -> str:
+    """Send an alarm as JSON. Returns why it may not have arrived, "" if it was accepted."""
+    body = msgspec.json.encode({"text": f"{log}: {_reported(alarm)}", "log": log, "alarm": alarm})
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "vnext-replay"})
+    try:
+        with urllib.request.urlopen(request, timeout=WEBHOOK_S):
+            return ""
+    except (OSError, ValueError, HTTPException) as error:  # ValueError: a port that is no number
+        return str(error)
+
+
 def print_progress(console: Console, answer: Watched) -> None:
     """Print one line of progress."""
     console.print(f"{render.counted(answer.steps, 'step')}, {answer.running} running, {answer.waiting} waiting: all is well")
@@ -232,10 +252,12 @@ def print_watched(console: Console, answer: Watched) -> None:
     if answer.alarm is None:
         print_progress(console, answer)
         return
-    alarm = answer.alarm
-    where = f"{alarm.kind} at step {alarm.step}, event {alarm.event}"
-    console.print(f"{where}: {render.printable(alarm.message)}", style="bold red", soft_wrap=True)
+    console.print(_reported(answer.alarm), style="bold red", soft_wrap=True)
     console.print(f"vnext-replay shrink {answer.log} makes it small", soft_wrap=True)
+
+
+def _reported(alarm: Alarm) -> str:
+    return f"{alarm.kind} at step {alarm.step}, event {alarm.event}: {render.printable(alarm.message)}"
 
 
 # ---- an engine that is stuck -------------------------------------------------------------------------------------

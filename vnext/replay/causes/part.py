@@ -15,11 +15,11 @@ import msgspec
 from vnext.replay.causes.ledger import Counted
 from vnext.replay.console.commands import index_of
 from vnext.replay.reading.folding import IMPOSSIBLE, FrameFolded, first_state, fold_items
-from vnext.replay.reading.index import Index
+from vnext.replay.reading.index import Index, require_request
 from vnext.replay.reading.naming import request_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import timestamps_of
-from vnext.replay.reading.window import ALWAYS, Window, planned_by, window_at
+from vnext.replay.reading.window import ALWAYS, Window, planned_by, recorded, window_at
 from vnext.replay.reading.writer import copied
 from vnext.state.events import RequestArrived
 
@@ -41,9 +41,11 @@ def part_of(path: Path, asked: Asked) -> Iterator[tuple[Log, Counted, Window]]:
     log = open_log(path)
     number = request_of(log, asked.request) if asked.request else -1
     timestamps = timestamps_of(log)
-    window = window_at(timestamps, asked.at) if asked.at else ALWAYS
+    window = recorded(timestamps, window_at(timestamps, asked.at)) if asked.at else ALWAYS
     counts = _of_client(log, asked.client) if asked.client and number < 0 else lambda id_: number in (-1, id_)
     index = index_of(path) if number >= 0 or asked.at else None
+    if index is not None and number >= 0:
+        require_request(index, number)
     if index is None or index.last.planned - index.segments[0].counts[1] <= BEFORE + AFTER:
         yield log, counts, window
         return

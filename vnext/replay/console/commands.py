@@ -102,15 +102,16 @@ def top_of(arguments: argparse.Namespace, top_max: int) -> int:
 
 
 def logs_of(arguments: argparse.Namespace) -> list[Path]:
-    """The command's logs. A folder that holds no segment itself stands for the logs in it."""
+    """The command's logs."""
     given = [getattr(arguments, "log", None), getattr(arguments, "other", None), *getattr(arguments, "others", ())]
-    found: list[Path] = []
-    for path in map(Path, filter(None, given)):
-        if path.suffix == SEGMENT_SUFFIX or any(path.glob(f"*{SEGMENT_SUFFIX}")):
-            found.append(path)
-        else:
-            found += sorted({each.parent for each in path.glob(f"*/*{SEGMENT_SUFFIX}")})
-    return found
+    return [found for path in map(Path, filter(None, given)) for found in logs_at(path)]
+
+
+def logs_at(path: Path) -> list[Path]:
+    """The logs at a path: a folder that holds no segment itself stands for the logs in it."""
+    if path.suffix == SEGMENT_SUFFIX or any(path.glob(f"*{SEGMENT_SUFFIX}")):
+        return [path]
+    return sorted({each.parent for each in path.glob(f"*/*{SEGMENT_SUFFIX}")})
 
 
 def index_of(path: Path) -> Index:

@@ -340,8 +340,7 @@ def value_of(name: str, text: str) -> object:
 
 
 def print_what_if(console: Console, answer: WhatIf) -> None:
-    """Print the accuracy of the step times, a table of all runs, bars for the objective or the throughput, and the
-    recommendation."""
+    """Print how good the step times are, a table of all runs, bars for the objective or the throughput, and the advice."""
     _print_accuracy(console, answer)
     if answer.revived:
         lived = render.counted(answer.revived, "request")
@@ -354,7 +353,8 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     else:
         _print_reproduced(console, answer)
     console.print(_table(answer))
-    console.print("ttft: ms to the first token; itl: ms between two; no: refused requests; gave: preemptions", style="dim")
+    keys = "".join(f"; {key}" for _, key in _counts(answer).values())
+    console.print(f"ttft: ms to the first token; itl: ms between two{keys}", style="dim")
     console.print(
         f"below a figure: its bounds, from {DRAWS} runs with resampled hiccups of this log; at another hour the machine may be "
         "outside them", style="dim", soft_wrap=True,
@@ -401,7 +401,8 @@ def _table(answer: WhatIf) -> Table:
     has_objective = answer.unchanged.met is not None
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("configuration", header_style="cyan", min_width=16, overflow="fold")
-    for name in ("ttft", "99 %", "itl", "99 %", "tok/s", *(["met"] if has_objective else []), "no", "gave"):
+    counts, met = _counts(answer), ["met"] if has_objective else []
+    for name in ("ttft", "99 %", "itl", "99 %", "tok/s", *met, *(name for name, _ in counts.values())):
         table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
     rows = [("as recorded", answer.recorded)] if answer.recorded is not None else []
     rows.append(("unchanged, modelled", answer.unchanged))
@@ -409,10 +410,17 @@ def _table(answer: WhatIf) -> Table:
         met = [f"{each.met:.0%}"] if has_objective else []
         figures = [*(f"{value:.1f}" for value in (*each.ttft_ms, *each.itl_ms)), f"{each.tokens_s:.0f}", *met]
         first, rest = (name, "") if each.between is None else _in_two(name)
-        table.add_row(first, *figures, str(each.refused), str(each.preemptions))
+        table.add_row(first, *figures, *(str(getattr(each, name)) for name in counts))
         if each.between is not None:
-            table.add_row(rest, *_bounds(each.between, has_objective), "", "", style="dim")
+            table.add_row(rest, *_bounds(each.between, has_objective), style="dim")
     return table
+
+
+def _counts(answer: WhatIf) -> dict[str, tuple[str, str]]:
+    """The counts that are not 0 in every run: a field's column and key."""
+    known = {"refused": ("no", "no: refused requests"), "preemptions": ("gave", "gave: preemptions")}
+    runs = [run for run in (answer.recorded, answer.unchanged, *answer.runs) if run is not None]
+    return {name: words for name, words in known.items() if any(getattr(run, name) for run in runs)}
 
 
 def _in_two(name: str) -> tuple[str, str]:

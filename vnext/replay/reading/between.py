@@ -18,7 +18,7 @@ from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.step_counts import StepCounter, StepCounts
 from vnext.replay.reading.strides import Folding
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.replay.reading.window import Window
+from vnext.replay.reading.window import Window, recorded
 from vnext.state.events import StepCommitted
 
 LEAD_US = 300e6
@@ -39,9 +39,7 @@ def between(index: Index, window: Window) -> Part:
     timestamps = timestamps_of(index.log)
     if timestamps is None:
         raise UnusableLog("the log has no times, so no part of it can be named by the clock")
-    begin, end = (_event_at(timestamps, us) for us in window)
-    if begin == end:
-        raise UnusableLog("nothing was recorded between these times: `vnext-replay info` shows when the log begins")
+    begin, end = (_event_at(timestamps, us) for us in recorded(timestamps, window))
     place, clock = index.at_event(_event_at(timestamps, window.from_us - LEAD_US)), Clock(timestamps, absolute=True)
     latency = LatencyCollector(None, place.state, clock)
     folding, sampled, stopped = Folding(place.state, latency.hear), 0, ""

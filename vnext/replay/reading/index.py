@@ -301,6 +301,20 @@ class Index:
             yield from read(contents(rest))
 
 
+def require_request(index: Index, request_id: int) -> None:
+    """Raises UnusableLog if the log does not hold the request."""
+    begin, end = index.first, index.last.next_id
+    if request_id not in begin.requests and not begin.next_id <= request_id < end:
+        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, end)}")
+
+
+def _ids(begin: State, arrived: int) -> str:
+    """Which requests a log that begins in this state knows, in words."""
+    alive = sum(1 for _ in begin.requests.items())
+    older = f" and {alive} older ones, those alive where it begins" if begin.next_id else ""
+    return f"requests {begin.next_id} to {arrived - 1}{older}" if arrived > begin.next_id else f"no request{older}"
+
+
 def _openable(log: Log) -> Iterator[Log]:
     yield Log(paths=log.paths[:1], header=log.header, chain=log.chain)
     for path in log.paths[1:]:

@@ -70,13 +70,37 @@ def add_window(asking: argparse.ArgumentParser) -> None:
 
 
 def asked_window(log: Log, asked: argparse.Namespace) -> Window:
-    """The window that a command's options name. Raises UnusableLog."""
+    """The window that a command's options name, in which something was recorded. Raises UnusableLog."""
+    return recorded(timestamps_of(log), named_window(log, asked))
+
+
+def named_window(log: Log, asked: argparse.Namespace) -> Window:
+    """As `asked_window`, whatever was recorded."""
     if not (asked.at or asked.begin or asked.end):
         return ALWAYS
     if asked.at and (asked.begin or asked.end):
         raise UnusableLog("--at says the whole window: leave --from and --to out")
     timestamps = timestamps_of(log)
     return window_at(timestamps, asked.at) if asked.at else window_of(timestamps, asked.begin, asked.end)
+
+
+def recorded(timestamps: Timestamps | None, window: Window) -> Window:
+    """The window itself. Raises UnusableLog where the log has times and none is in it, and says which are nearest."""
+    if window == ALWAYS or timestamps is None:
+        return window
+    begin, end = np.searchsorted(timestamps.times_ns, np.array(window) * 1e3)
+    if begin < end:
+        return window
+    found = [_said(timestamps, place) for place in (begin - 1, begin) if 0 <= place < len(timestamps.times_ns)]
+    if len(found) == 2:
+        raise UnusableLog(f"nothing was recorded between these times: the nearest are {found[0]} and {found[1]} UTC")
+    first, last = _said(timestamps, 0), _said(timestamps, len(timestamps.times_ns) - 1)
+    raise UnusableLog(f"nothing was recorded between these times: the log is of {first} to {last} UTC")
+
+
+def _said(timestamps: Timestamps, place: int) -> str:
+    wall_ns = int(timestamps.times_ns[place]) + timestamps.wall_minus_monotonic_ns
+    return f"{datetime.fromtimestamp(wall_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def time_of(timestamps: Timestamps | None, text: str) -> float:

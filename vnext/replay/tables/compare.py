@@ -26,6 +26,7 @@ from vnext.replay.tables.columns import Columns, Log
 DRAWS, CHANCE = 1000, 0.05
 DRAWN_AT_ONCE = 1 << 21
 """Values drawn at once, which bounds memory."""
+SETTINGS_SHOWN = 3
 STEPS_MIN = 3
 """A size of steps counts where both logs have so many of it."""
 FASTER = 0.05
@@ -174,7 +175,9 @@ def _first(one: Path, other: Path) -> str:
 
 def _sentences(settings: list[Field], figures: list[Change], ratio: float | None) -> Iterator[str]:
     if settings:
-        yield f"settings differ: {', '.join(f'{each.name} ({each.one}, {each.other})' for each in settings[:3])}"
+        shown = [f"{each.name.removeprefix('config.')} is {each.other} instead of {each.one}" for each in settings[:SETTINGS_SHOWN]]
+        more = [f"and {len(settings) - SETTINGS_SHOWN} more"] if len(settings) > SETTINGS_SHOWN else []
+        yield f"settings differ: {', '.join([*shown, *more])}"
     if ratio is not None and abs(ratio - 1) > FASTER:
         yield f"steps of the same size take {ratio:.2f} times as long"
     by_name = {each.name: each for each in figures}

@@ -1,4 +1,4 @@
-"""export: a log for other tools: a timeline for Perfetto, tables as CSV or Parquet, spans of OpenTelemetry.
+"""export: a log for other tools: a timeline for Perfetto, tables as CSV, Parquet or Arrow, spans of OpenTelemetry.
 
 Owns the files' forms; columns.py owns the tables and answers/trace.py the timeline.
 """
@@ -9,6 +9,7 @@ import argparse
 import csv
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -67,12 +68,12 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") and value else value
 
 
-def _parquet(path: Path, out: Path) -> dict[str, int]:
+def _of_pyarrow(form: str, module: str, writer: str, path: Path, out: Path) -> dict[str, int]:
     try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        arrow, write = import_module("pyarrow"), getattr(import_module(module), writer)
     except ImportError:
-        raise UnusableLog("--to parquet needs pyarrow: pip install 'vnext[parquet]', or export csv") from None
-    return _tables(path, out, "parquet", lambda file, table: parquet.write_table(arrow.table(dict(table)), file))
+        raise UnusableLog(f"--to {form} needs pyarrow: pip install 'vnext[parquet]', or export csv") from None
+    return _tables(path, out, form, lambda file, table: write(arrow.table(dict(table)), file))
 
 
 # ---- spans -------------------------------------------------------------------------------------------------------
@@ -119,7 +120,12 @@ def _attribute(key: str, value: str | int | float) -> dict[str, object]:
     return {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"doubleValue": value}}
 
 
-FORMS: dict[str, Callable[[Path, Path], dict[str, int]]] = {"perfetto": _perfetto, "csv": _csv, "parquet": _parquet, "otlp": _otlp}
+FORMS: dict[str, Callable[[Path, Path], dict[str, int]]] = {
+    "perfetto": _perfetto, "csv": _csv, "parquet": partial(_of_pyarrow, "parquet", "pyarrow.parquet", "write_table"),
+    "arrow": partial(_of_pyarrow, "arrow", "pyarrow.feather", "write_feather"), "otlp": _otlp,
+}  # fmt: skip
+ENTRIES = {"perfetto": "event", "otlp": "span"}
+"""What a form's file is made of, where it is not of rows."""
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -137,10 +143,11 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    print_answer(arguments, console, exported(arguments.log, arguments.to, arguments.out), print_exported)
+    answer = exported(arguments.log, arguments.to, arguments.out)
+    print_answer(arguments, console, answer, partial(print_exported, form=arguments.to))
     return SAME
 
 
-def print_exported(console: Console, answer: Exported) -> None:
-    for file, rows in answer.files.items():
-        console.print(f"written: {file}, {counted(rows, 'row')}", soft_wrap=True)
+def print_exported(console: Console, answer: Exported, form: str) -> None:
+    for file, count in answer.files.items():
+        console.print(f"written: {file}, {counted(count, ENTRIES.get(form, 'row'))}", soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vnext.replay.answers.stat import stat
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, logs_of, print_answer
+from vnext.replay.console.commands import SAME, index_of, logs_at, print_answer
 from vnext.replay.reading.between import between
 from vnext.replay.reading.client_latency import latency_decoder
 from vnext.replay.reading.index import Index
@@ -23,7 +23,7 @@ from vnext.replay.reading.joining import joined
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.step_counts import percentiles
 from vnext.replay.reading.times import timestamps_of
-from vnext.replay.reading.window import ALWAYS, Window, add_window, asked_window
+from vnext.replay.reading.window import ALWAYS, Window, add_window, named_window
 
 VALUES_MIN = 20
 """Fewer first tokens or gaps say little about an engine."""
@@ -84,7 +84,7 @@ def fleet(paths: Sequence[Path], window_of: Callable[[Index], Window] = lambda _
     for name, path in zip(names, paths):
         index = index_of(path)
         window = window_of(index)
-        if window != ALWAYS and not _overlaps(index, window):
+        if not _overlaps(index, window):
             silent.append(name)
         else:
             read.append(_read(name, path, index, window))
@@ -100,8 +100,9 @@ def fleet(paths: Sequence[Path], window_of: Callable[[Index], Window] = lambda _
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """The last part of each path; more of it where two would be the same."""
-    lasts = Counter(path.name for path in paths)
-    return [path.name if lasts[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in paths]
+    wholes = [path.resolve() for path in paths]
+    lasts = Counter(path.name for path in wholes)
+    return [path.name if lasts[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in wholes]
 
 
 def _overlaps(index: Index, window: Window) -> bool:
@@ -200,7 +201,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    answer = fleet(logs_of(arguments), lambda index: asked_window(index.log, arguments))
+    paths = [found for path in (arguments.log, *arguments.others) for found in logs_at(path) or [path]]
+    answer = fleet(list({path.resolve(): path for path in paths}.values()), lambda index: named_window(index.log, arguments))
     print_answer(arguments, console, answer, print_fleet)
     return SAME
 
