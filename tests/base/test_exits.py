@@ -53,7 +53,7 @@ WRONG_BY_COMMAND = [
     (bench.main, ["throughput", "--base-url", NOBODY], "there is no option --base-url: see --url"),
     (replay.main, ["info", "no/such/log"], "there is no log at no/such/log"),
     (replay.main, ["info"], "LOG is missing.\nSee vnext-replay info --help."),
-    (replay.main, ["info", "a", "--law"], "there is no option --law: did you mean --laws?\nSee vnext-replay --help."),
+    (replay.main, ["info", "a", "--law"], "there is no option --law: did you mean --laws?\nSee vnext-replay info --help."),
     (replay.main, ["fork", "a", "b"], "STEP is 'b': it must be a whole number.\nSee vnext-replay fork --help."),
     (replay.main, ["info", "a", "b"], "nothing takes 'b'."),
     (replay.main, ["info", "a", "--json=1"], "--json takes no value."),

@@ -67,6 +67,18 @@ def test_an_unknown_request_is_told_which_there_are(log, capsys, command) -> Non
     assert "request 99999 is not in this log: it holds requests 0 to " in refusal(capsys, *command.format(log=log).split())
 
 
+@pytest.mark.parametrize("time, where", [("+9999", "after the log's last time"), ("2020-01-01T14:03", "before the log's first time")])
+def test_no_step_is_shown_for_a_time_of_another_day(log, capsys, time, where) -> None:
+    assert f"{time} is {where}: the log is of " in refusal(capsys, "show", log, time)
+
+
+@pytest.mark.parametrize("command, words", [
+    ("explain {log} --request 1 --client 7b", "leave --client out"), ("stat {log} --slo ttft=1s", "as --by client"),
+])  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(log, capsys, command, words) -> None:
+    assert words in refusal(capsys, *command.format(log=log).split())
+
+
 def test_a_fleet_lacks_no_log_in_silence(log, tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("hello")

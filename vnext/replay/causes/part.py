@@ -39,10 +39,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def part_of(path: Path, asked: Asked) -> Iterator[tuple[Log, Counted, Window]]:
     """The part of a log that a question is about, which requests and which times of it count. Raises UnusableLog."""
     log = open_log(path)
+    if asked.request and asked.client:
+        raise UnusableLog("--request names one request, whose client is known: leave --client out")
     number = request_of(log, asked.request) if asked.request else -1
     timestamps = timestamps_of(log)
     window = recorded(timestamps, window_at(timestamps, asked.at)) if asked.at else ALWAYS
-    counts = _of_client(log, asked.client) if asked.client and number < 0 else lambda id_: number in (-1, id_)
+    counts = _of_client(log, asked.client) if asked.client else lambda id_: number in (-1, id_)
     index = index_of(path) if number >= 0 or asked.at else None
     if index is not None and number >= 0:
         require_request(index, number)

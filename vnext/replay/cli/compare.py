@@ -14,7 +14,7 @@ from vnext.replay.answers.ranks import ranks
 from vnext.replay.answers.stat import stat
 from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, index_of, print_answer
 from vnext.replay.reading.objective import objective_of
-from vnext.replay.reading.source import open_log
+from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.window import add_window, asked_window
 
 
@@ -47,6 +47,8 @@ def _stat(arguments: argparse.Namespace, console: Console) -> int:
         answer = clients.clients(log, asked_window(log, arguments), arguments.by, objective)
         print_answer(arguments, console, answer, clients.print_clients)
         return SAME
+    if arguments.slo:
+        raise UnusableLog("--slo is met by requests: say of which groups, as --by client")
     index = index_of(arguments.log)
     print_answer(arguments, console, stat(index, asked_window(index.log, arguments)), render_compare.print_stat)
     return SAME

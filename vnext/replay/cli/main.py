@@ -102,18 +102,23 @@ def _refused(arguments: argparse.Namespace) -> int:
 class Parser(argparse.ArgumentParser):
     """Reports an error in one sentence; prints the usage only on request."""
 
+    command = ""
+
     def error(self, message: str) -> NoReturn:
-        self.exit(UNUSABLE, f"{self.prog}: {in_our_words(message, self)}\nSee {self.prog} --help.\n")
+        program = f"{self.prog} {self.command}".rstrip()
+        self.exit(UNUSABLE, f"{program}: {in_our_words(message, self)}\nSee {program} --help.\n")
 
 
 def parser(asked: str = "") -> argparse.ArgumentParser:
     """The command line with the command `asked` and the others of its module, or with all commands if there is no such
     command."""
-    top: argparse.ArgumentParser = Parser(
+    named = Parser(
         prog="vnext-replay",
         description="Read, verify and explain the log of an engine.",
         epilog="Exit codes: 0 all is well, 1 the log differs or is damaged, 2 there is nothing to work with.",
     )
+    named.command = asked if any(asked in declared for declared in MODULES.values()) else ""
+    top: argparse.ArgumentParser = named
     top.add_argument("--version", action="version", version=f"vnext-replay {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for module in [name for name, declared in MODULES.items() if asked in declared] or MODULES:

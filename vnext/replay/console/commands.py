@@ -84,7 +84,7 @@ def writing(out: Path, what: str = "file") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error}): give another {what} with -o") from error
+        raise UnusableLog(f"{out} cannot be written ({error.strerror}): give another {what} with -o") from error
 
 
 def how_ended(arguments: argparse.Namespace) -> Ended:

@@ -94,8 +94,11 @@ def recorded(timestamps: Timestamps | None, window: Window) -> Window:
     found = [_said(timestamps, place) for place in (begin - 1, begin) if 0 <= place < len(timestamps.times_ns)]
     if len(found) == 2:
         raise UnusableLog(f"nothing was recorded between these times: the nearest are {found[0]} and {found[1]} UTC")
-    first, last = _said(timestamps, 0), _said(timestamps, len(timestamps.times_ns) - 1)
-    raise UnusableLog(f"nothing was recorded between these times: the log is of {first} to {last} UTC")
+    raise UnusableLog(f"nothing was recorded between these times: {_span(timestamps)}")
+
+
+def _span(timestamps: Timestamps) -> str:
+    return f"the log is of {_said(timestamps, 0)} to {_said(timestamps, len(timestamps.times_ns) - 1)} UTC"
 
 
 def _said(timestamps: Timestamps, place: int) -> str:
@@ -139,8 +142,9 @@ def step_at(index: Index, text: str) -> int:
     timestamps = timestamps_of(index.log)
     us = time_of(timestamps, text)
     assert timestamps is not None  # else there is no time
-    if us * 1e3 < timestamps.times_ns[0]:
-        raise UnusableLog(f"{text} is before the log's first time")
+    if not timestamps.times_ns[0] <= us * 1e3 < timestamps.times_ns[-1] + 1e3 * MINUTE_US:  # a minute may be rounded up
+        where = "before the log's first time" if us * 1e3 < timestamps.times_ns[0] else "after the log's last time"
+        raise UnusableLog(f"{text} is {where}: {_span(timestamps)}")
     return planned_by(index, timestamps, us) - 1
 
 
