@@ -83,7 +83,7 @@ def test_a_segment_that_the_ring_has_deleted_is_passed(tmp_path):
     ]  # fmt: skip
 
 
-def test_damage_is_an_alarm(tmp_path):
+def test_damage_is_an_alarm(tmp_path, capsys):
     log_dir = record(tmp_path / "log")
     path = next(log_dir.iterdir())
     data = bytearray(path.read_bytes())
@@ -92,7 +92,9 @@ def test_damage_is_an_alarm(tmp_path):
     tail = Tail(log_dir)
     with pytest.raises(Damaged, match="checksum"):
         list(tail.news())
+    capsys.readouterr()
     assert main(["watch", str(log_dir), "--once"]) == 1
+    assert f"ask vnext-replay verify {log_dir}\n" in capsys.readouterr().out, "a smaller log says nothing of damage"
 
 
 def test_a_next_segment_is_followed_when_its_header_is_whole_and_an_alarm_if_it_is_none(tmp_path):

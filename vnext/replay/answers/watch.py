@@ -44,6 +44,10 @@ TOLD_EVERY_S = 5.0
 WEBHOOK_S = 10.0
 
 
+ASKS = {
+    "damaged": "verify", "gap": "verify", "digest": "verify", "decision": "verify", "silent": "show", "stuck": "show",
+}  # fmt: skip
+"""The command that says more of an alarm; of others, a smaller log does."""
 INTERRUPTED = Ended(kind="complete", line="not yet: it was followed until Ctrl-C")
 
 
@@ -253,7 +257,7 @@ def print_watched(console: Console, answer: Watched) -> None:
         print_progress(console, answer)
         return
     console.print(_reported(answer.alarm), style="bold red", soft_wrap=True)
-    console.print(f"vnext-replay shrink {answer.log} makes it small", soft_wrap=True)
+    console.print(f"ask vnext-replay {ASKS.get(answer.alarm.kind, 'shrink')} {answer.log}", soft_wrap=True)
 
 
 def _reported(alarm: Alarm) -> str:
