@@ -30,7 +30,7 @@ def test_nothing_given_is_all_defaults() -> None:
 def test_every_option_reaches_its_field() -> None:
     command = parse(
         "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --quantization int8 --no-deterministic --seed 7 "
-        "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
+        "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --input-tokens 16 --block-size 8 "
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
         "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 --max-restarts 3 --standby "
@@ -43,7 +43,7 @@ def test_every_option_reaches_its_field() -> None:
     assert command.engine == EngineSettings(
         model="folder", revision="v1", tokenizer="other", hf_overrides='{"a": 1}', load_format="dummy", model_impl="transformers", family="f.py", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
         max_num_batched_tokens=64,
-        long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
+        long_prefill_token_threshold=32, input_tokens=16, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
         threads=3, device="auto", gpu_memory_utilization=0.5, enforce_eager=True, graph_sizes=(1, 8), compile=True,
         attention="flashinfer", log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True,
@@ -166,6 +166,7 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--no-enable-chunked-prefill --max-model-len 3000 --device cpu", "--max-num-batched-tokens, which is 2048"),
         ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 8192"),
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
+        ("--no-enable-chunked-prefill --input-tokens 5", "--input-tokens is 5 and chunked prefill is off: a prompt"),
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, fair, or name your own"),
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
         ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),

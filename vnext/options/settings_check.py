@@ -34,6 +34,7 @@ BOUNDS = {
     "max_num_seqs": (1, 2**20),
     "max_num_batched_tokens": (1, 2**24),
     "long_prefill_token_threshold": (0, COUNT_MAX),
+    "input_tokens": (0, COUNT_MAX),
     "block_size": (1, 2**12),
     "num_blocks_override": (1, COUNT_MAX),
     "kv_cache_memory": (1, 2**50),
@@ -219,11 +220,11 @@ def _expected(hint: Any) -> str:
 def _check_together(settings: EngineSettings) -> None:
     """Raise SettingsError for values that are valid alone but cannot work together."""
     tokens, length = settings.step_tokens(settings.device != "cpu"), settings.max_model_len
-    if not settings.enable_chunked_prefill and settings.long_prefill_token_threshold:
-        raise SettingsError(
-            f"long_prefill_token_threshold is {settings.long_prefill_token_threshold} and chunked prefill is off: "
-            "a prompt is then never split, so leave one of the two out."
-        )
+    for name in ("long_prefill_token_threshold", "input_tokens"):
+        if not settings.enable_chunked_prefill and (bound := getattr(settings, name)):
+            raise SettingsError(
+                f"{name} is {bound} and chunked prefill is off: a prompt is then never split, so leave one of the two out."
+            )
     if not settings.enable_chunked_prefill and length is not None and length > tokens:
         raise SettingsError(
             f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "

@@ -39,6 +39,17 @@ def test_a_step_of_whole_prompts_has_room_for_the_longest_and_finds_nothing_in_t
     assert scheduler_config(EngineSettings(), encoder, ranks(10**6)).max_num_batched_tokens == 2048
 
 
+def test_a_limit_for_images_beside_answers_sets_their_units() -> None:
+    seeing = replace(MODEL, reads_inputs=True, input_cost=15.5)
+    config = scheduler_config(EngineSettings(input_tokens=16), seeing, ranks(10**6))
+    assert (config.inputs_a_step, config.input_units, config.input_tokens) == (1, 992, 16)
+    for model, settings in ((MODEL, EngineSettings(input_tokens=16)), (seeing, EngineSettings())):
+        whole = scheduler_config(settings, model, ranks(10**6))
+        assert (whole.input_units, whole.input_tokens) == (0, 0)
+    mutual = scheduler_config(EngineSettings(input_tokens=16), replace(seeing, mutual_inputs=True), ranks(10**6))
+    assert (mutual.input_units, mutual.input_tokens) == (992, 0), "a part of such an image costs as much as all of it"
+
+
 def test_a_step_has_more_tokens_on_a_gpu_unless_the_user_says_how_many() -> None:
     def tokens(device: str, **settings: int) -> int:
         found = (replace(ranks(10**6)[0], environment={"device": device}),)

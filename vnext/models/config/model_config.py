@@ -251,6 +251,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return range(first, first + self.layer_count)
 
     @property
+    def input_cost(self) -> float:
+        """As how many tokens the encoding of one of an image's or a sound's costs, in multiplications; 0 without a tower."""
+        tower = self.tower or self.sound
+        heads = self.head_count + self.kv_head_count
+        layer = self.hidden_size * (2 * heads * self.head_dim + 3 * self.intermediate_size)
+        return 0.0 if tower is None else tower.products / (layer * self.layer_count)
+
+    @property
     def is_first(self) -> bool:
         """Whether it begins with the embedding."""
         return self.stage is None or self.stage.index == 0

@@ -55,6 +55,11 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         return (self.grid // self.shuffle) ** 2
 
     @property
+    def products(self) -> float:
+        """Multiplications of the layers for an image of full size, for each of its vectors."""
+        return layer_products(self, self.grid**2) / self.vectors
+
+    @property
     def is_mutual(self) -> bool:
         """Whether an image's tokens see each other to both sides, so that a step computes all of them or none."""
         return self.form == "whole"
@@ -185,6 +190,17 @@ class SoundTower(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.states // SPAN_UNIT) * SPAN_UNIT
 
     @property
+    def products(self) -> float:
+        """Multiplications of the layers for a sound, for each token that stands for it."""
+        return layer_products(self, self.states) / self.span
+
+    @property
     def samples(self) -> int:
         """Of a sound of full length."""
         return 2 * self.states * HOP
+
+
+def layer_products(tower: Tower | SoundTower, states: int) -> int:
+    """Multiplications of a tower's layers for so many states, each of which sees all."""
+    hidden = tower.hidden_size
+    return tower.layer_count * states * hidden * (4 * hidden + 2 * tower.intermediate_size + 2 * states)

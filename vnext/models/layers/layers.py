@@ -252,10 +252,14 @@ def attend(
 ) -> torch.Tensor:
     """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]. `gates`: what heads
     give is multiplied by their sigmoid."""
-    chosen, config = step.operations, step.config
-    write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
-    seen = read(chosen.rotary_kv_write(qkv, write), cache, step, layer.sinks)
-    return row(seen if gates is None else chosen.gate_by(seen, gates), layer.output, step)
+    seen = read(written(qkv, layer, cache, step), cache, step, layer.sinks)
+    return row(seen if gates is None else step.operations.gate_by(seen, gates), layer.output, step)
+
+
+def written(qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step) -> torch.Tensor:
+    """The queries [T, heads, head_dim] of qkv, as `attend` takes it, whose keys and values go into the cache."""
+    write = RotaryWrite(layer.q_norm, layer.k_norm, step.config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
+    return step.operations.rotary_kv_write(qkv, write)
 
 
 def read(query: torch.Tensor, cache: LayerCache, step: Step, sinks: Array | None = None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import LayerNorm, Linear, norm_of
-from vnext.models.layers.tower import TowerLayer, step_of_all, through
+from vnext.models.layers.tower import NO_BAND, Parts, TowerLayer, parts_of, step_of_all, through
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +32,19 @@ class SoundTowerParams(NamedTuple):
     norm: LayerNorm
 
 
-def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """States [span, hidden] of one sound, float32 [bands, 2 * states]; zeros behind the last one. `kv` is a cache for its states
-    and one layer, used up."""
+def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig, band: int = NO_BAND) -> Parts:
+    """States [span, hidden] of one sound, float32 [bands, 2 * states], in parts as tower.encode; zeros behind the last one. `kv` is
+    a cache for its states and one layer, used up."""
     sound = config.sound
     assert sound is not None
     step = step_of_all(kv, sound.states, config)
     chosen, hidden = step.operations, spectrogram.T.to(params.positions.dtype)
     for layer, stride in ((params.first, 1), (params.second, 2)):
         hidden = chosen.activate(chosen.linear(neighbours(hidden, stride), *layer), None, None, "gelu")
-    hidden = norm_of(through(params.layers, hidden + params.positions, kv, step), params.norm, step)
+    hidden, count = hidden + params.positions, len(params.layers) * parts_of(sound.states, band)
+    for _ in through(params.layers, hidden, kv, step, band):
+        yield count
+    hidden = norm_of(hidden, params.norm, step)
     found = hidden.new_zeros((sound.span, hidden.shape[1]))
     found[: len(hidden)] = hidden
     return found

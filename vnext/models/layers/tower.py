@@ -6,7 +6,7 @@ holds one layer's keys and values of one image. No image's bits depend on others
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,10 +22,12 @@ from vnext.models.layers.layers import (
     Norm,
     PlainMlp,
     Step,
-    attention,
     layer_steps,
     mlp,
     norm_of,
+    read,
+    row,
+    written,
 )
 from vnext.models.layers.sharding import alone
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_SIZE = 16
+ALL, NO_BAND = slice(None), 1 << 62
 
 
 class TowerLayer(NamedTuple):
@@ -85,12 +88,19 @@ def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelC
     return Passing(states, step, rows, columns)
 
 
-def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig) -> Passing:
-    """Images, as for `begin`, behind the last layer and its norm."""
+Parts = Generator[int, None, Any]
+"""A computation that stops behind each of its parts, all of about the same cost, where it says how many there are, and ends with
+what it has computed."""
+
+
+def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig, band: int = NO_BAND) -> Parts:
+    """A Passing of images, as for `begin`, behind the last layer and its norm; as for `through`, layer by layer."""
     passing = begin(params, kv, pixels, config)
+    count, (images, states, _) = len(params.layers), passing.states.shape
     for layer in params.layers:
-        for states in passing.states:
-            states.copy_(through((layer,), states, kv, passing.step))
+        for each in passing.states:
+            for _ in through((layer,), each, kv, passing.step, band):
+                yield count * images * parts_of(states, band)
     return end(params, passing)
 
 
@@ -101,12 +111,37 @@ def end(params: TowerParams, passing: Passing) -> Passing:
     return passing._replace(states=states.reshape(count, -1, hidden))
 
 
-def through(layers: Sequence[TowerLayer], hidden: torch.Tensor, kv: KvCache, step: Step) -> torch.Tensor:
-    """States [N, hidden] as the layers leave them, before any last norm."""
+def parts_of(states: int, band: int) -> int:
+    """The parts of one layer."""
+    bands = -(-states // band)
+    return bands + 1 if bands > 1 else 1
+
+
+def through(layers: Sequence[TowerLayer], states: torch.Tensor, kv: KvCache, step: Step, band: int = NO_BAND) -> Parts:
+    """States [N, hidden], changed as the layers leave them, before any last norm. A layer's keys and values come first, then what
+    it makes of its states, a `band` of them in a part: none depends on which others are computed with it."""
+    count = len(states)
+    spans = [slice(first, min(first + band, count)) for first in range(0, count, band)]
     for layer in layers:
-        hidden = hidden + attention(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
-        hidden = hidden + mlp(layer.mlp, norm_of(hidden, layer.mlp_norm, step), step)
-    return hidden
+        normed = norm_of(states, layer.attention_norm, step)
+        seen = written(step.operations.linear(normed, *layer.attention.qkv), layer.attention, kv[0], step)
+        if len(spans) > 1:
+            yield 0
+        for span in spans:
+            own = step if len(spans) == 1 else step._replace(metadata=step_of_all(kv, count, step.config, span).metadata)
+            near = states[span] + row(read(seen[span], kv[0], own), layer.attention.output, own)
+            states[span] = near + mlp(layer.mlp, norm_of(near, layer.mlp_norm, own), own)
+            yield 0
+    return states
+
+
+def whole(parts: Parts) -> Any:
+    """What the parts compute, without a stop."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value
 
 
 def turned(rows: int, columns: int, head_dim: int, theta: float) -> dict[str, torch.Tensor]:
@@ -139,10 +174,10 @@ def page_count(patches: int) -> int:
     return -(-patches // BLOCK_SIZE)
 
 
-def step_of_all(kv: KvCache, patches: int, config: ModelConfig) -> Step:
-    """A step of one row for each patch, which sees all of them; layers are all alike."""
-    starts, contexts = np.arange(patches + 1, dtype=np.int32), np.full(patches, patches, dtype=np.int32)
-    table = np.tile(np.arange(page_count(patches), dtype=np.int32), (patches, 1))
-    at = np.arange(patches, dtype=np.int64)
+def step_of_all(kv: KvCache, patches: int, config: ModelConfig, span: slice = ALL) -> Step:
+    """A step of one row for each patch of the `span`, which sees all patches; layers are all alike."""
+    at = np.arange(patches, dtype=np.int64)[span]
+    starts, contexts = np.arange(len(at) + 1, dtype=np.int32), np.full(len(at), patches, dtype=np.int32)
+    table = np.tile(np.arange(page_count(patches), dtype=np.int32), (len(at), 1))
     arrays = (at, at, at, starts, contexts, table, at[:0])
     return layer_steps(kv, ForwardBatch(*map(as_tensor, arrays), host=HostBatch(starts, contexts)), config, alone(), None)[0]

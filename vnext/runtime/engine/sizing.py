@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from vnext.runtime.protocol.messages import ModelFacts, RankReady
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.runtime.protocol.speculation import speculation_of
 from vnext.sched.policies import PolicyError, policy_of
-from vnext.state.config import MEASURED, SchedulerConfig
+from vnext.state.config import MEASURED, UNIT_SPAN, SchedulerConfig
 from vnext.state.drafting import drafts_a_step
 from vnext.state.recurrent import pages_held
 from vnext.state.windows import pages_needed
@@ -52,6 +53,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
     chunked, cached = (
         is_on and not model.whole_prompts for is_on in (settings.enable_chunked_prefill, settings.enable_prefix_caching)
     )
+    encodes, limit = model.reads_inputs and chunked, settings.input_tokens
     return SchedulerConfig(
         block_size=settings.block_size,
         page_count=0,
@@ -72,7 +74,9 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         max_loras=settings.max_loras if settings.enable_lora else 0,
         pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,
         microbatches=parts,
-        inputs_a_step=INPUTS_A_STEP if model.reads_inputs and chunked else 0,
+        inputs_a_step=INPUTS_A_STEP if encodes else 0,
+        input_units=ceil(model.input_cost * UNIT_SPAN / limit) if encodes and limit else 0,
+        input_tokens=limit if encodes and not model.mutual_inputs else 0,
         counts_alone=False,
     )
 

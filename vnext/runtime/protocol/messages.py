@@ -273,8 +273,9 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 
 class ModelFacts(Message, frozen=True):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
-    answer, the attention window of each group of layers (0: unlimited), whether steps compute whole prompts alone, and whether
-    prompts have inputs (state/store/inputs.py)."""
+    answer, the attention window of each group of layers (0: unlimited), whether steps compute whole prompts alone, whether prompts
+    have inputs (state/store/inputs.py), whether all tokens of one are computed with any, and as how many tokens a rank takes to
+    encode a token of one."""
 
     vocab_size: int
     position_count_max: int
@@ -282,6 +283,8 @@ class ModelFacts(Message, frozen=True):
     windows: tuple[int, ...] = (0,)
     whole_prompts: bool = False
     reads_inputs: bool = False
+    mutual_inputs: bool = False
+    input_cost: float = 0.0
 
 
 class DiskFound(Message, frozen=True):

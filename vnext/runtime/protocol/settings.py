@@ -39,7 +39,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `model` is a folder, a name or a hub id, "" for the bundled demo model; named models lie in `models_dir`, "" for the default.
     `kv_cache_memory` is in bytes; `num_blocks_override`
-    takes precedence over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
+    takes precedence over it. `input_tokens` bound what a step beside requests that decode computes of images and sounds, and the
+    encoder's work, in as many tokens of the decoder; 0 for no limit.
+    `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
     default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. `log_keep` and `log_keep_bytes`
     bound the logs of all starts in their parent: the number of starts, this one included, and their bytes. With `log_durable`
     each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
@@ -109,6 +111,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    input_tokens: int = 0
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory: int | None = None

@@ -1,7 +1,8 @@
 """Images and sounds at a rank: a tower makes vectors of them, which stand in steps where prompts have their tokens.
 
-Owns the tower and the newest vectors, by the digests of what they are of. A tile, or a sound, is computed alone and whole, in the
-first step that computes a part of it, so its vectors have the same bits in any step and on every rank.
+Owns the tower and the newest vectors, by the digests of what they are of. A tile, or a sound, is computed alone, at the latest in
+the first step that computes a part of it, and in parts before where the state says so (facilities/encoding.py): its vectors have
+the same bits in any step, however it is cut, and on every rank.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.sound_tower import listen
-from vnext.models.layers.tower import BLOCK_SIZE, encode, page_count
+from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, page_count, whole
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
 
@@ -45,6 +46,15 @@ class Encoded(NamedTuple):
         return Encoded(*(each[first : first + count] for each in self))
 
 
+class Begun(NamedTuple):
+    """An input of which `done` of `count` parts are computed; the first one tells the count, which is 0 before."""
+
+    digest: bytes
+    parts: Parts
+    done: int = 0
+    count: int = 0
+
+
 class Inputs:
     """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made."""
 
@@ -57,13 +67,31 @@ class Inputs:
         self._config, self._project = parts.config(config), parts.project
         self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
         self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
-        self._token, self._kept_bytes = stands_for, kept_bytes
+        self._states, self._token, self._kept_bytes = states, stands_for, kept_bytes
+        self._begun: Begun | None = None  # the cache of keys and values is of one input
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
         self._bytes = self.computed = 0
 
-    def encoded(self, digest: bytes) -> Encoded:
-        """An input, computed. Raises MediaError for one that is gone, and ModelError."""
+    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
+        """An Encoded, computed in parts. Raises MediaError for one that is gone, and ModelError."""
         raise AssertionError("a tower says how it encodes")
+
+    @torch.inference_mode()
+    def advance(self, digest: bytes, done: int, units: int) -> None:
+        """Compute the first `done` of an input's `units`, as far as they are not. Raises ModelError."""
+        if digest in self._kept:
+            return
+        begun, self._begun = self._begun, None
+        if begun is None or begun.digest != digest:
+            bands = max(-(-units // self._config.layer_count) - 1, 1)
+            begun = Begun(digest, self.encoded(digest, -(-self._states // bands)))
+        while not begun.count or begun.done < begun.count * done // units:
+            try:
+                count = next(begun.parts)
+            except MediaError as error:
+                raise ModelError(f"{error}.") from error
+            begun = begun._replace(done=begun.done + 1, count=count)
+        self._begun = begun
 
     def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
         """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises ModelError for an input
@@ -85,8 +113,10 @@ class Inputs:
     def _found(self, digest: bytes) -> Encoded:
         found = self._kept.get(digest)
         if found is None:
+            begun, self._begun = self._begun, None
             try:
-                found = self._kept[digest] = self.encoded(digest)
+                parts = begun.parts if begun is not None and begun.digest == digest else self.encoded(digest)
+                found = self._kept[digest] = whole(parts)
             except MediaError as error:
                 raise ModelError(f"{error}.") from error
             self.computed += len(found.vectors)
@@ -111,10 +141,10 @@ class Images(Inputs):
         except MediaError as error:
             raise ModelError(f"{error}.") from error
 
-    def encoded(self, digest: bytes) -> Encoded:
+    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
         """As Inputs, of an image's input."""
         part = part_in(kept_in(self._folder, digest, "image"))
-        passing = encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config)
+        passing = yield from encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config, band)
         spelled = torch.from_numpy(self._form.spelled(part))
         vectors = self._project(self._params, passing, part.more, self._config)
         room = vectors.new_zeros((len(spelled), vectors.shape[1]))
@@ -131,11 +161,11 @@ class Sounds(Inputs):
         self._sound, self._folder = config.sound, folder
         super().__init__(path, config, dtype, self._sound.states, 0, kept_bytes)
 
-    def encoded(self, digest: bytes) -> Encoded:
+    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
         """As Inputs, of a sound."""
         samples = samples_in(kept_in(self._folder, digest, "sound"))
         if len(samples) > self._sound.samples:
             raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
-        states = listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config)
+        states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, band)
         return Encoded(states, torch.full((len(states),), self._token))

@@ -19,7 +19,7 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, spoilt_requests
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage_links import StageLinks
-from vnext.runtime.rank.steps import Computed, fed_words_of, finished, is_due, make_batch
+from vnext.runtime.rank.steps import Computed, encode_ahead, fed_words_of, finished, is_due, make_batch
 from vnext.state.state import State, StepInFlight
 
 SPOILT = -1
@@ -88,6 +88,7 @@ class EarlierSteps:
         while self._awaited and (needs_samples or not self._awaited[0].is_sampled):
             self._take()
         inputs = self._batch.step_inputs(state)
+        encode_ahead(self._runner, state)
         self._runner.run(inputs)
         words = fed_words_of(inputs, state.config) if is_due(state, scheduled.step) else ()
         self._awaited.append(AwaitedStep(scheduled, inputs.sampling is not None, words, began_s))

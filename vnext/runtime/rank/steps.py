@@ -26,6 +26,7 @@ from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import drafts_a_step
 from vnext.state.events import pack_tokens
+from vnext.state.facilities.encoding import due
 from vnext.state.state import State, StepInFlight
 
 if TYPE_CHECKING:
@@ -125,6 +126,12 @@ def expert_stats(load: ExpertLoad) -> ExpertStats:
     return ExpertStats(load.expert_count, load.rank_count, tuple(LayerLoad(*each) for each in layers))
 
 
+def encode_ahead(runner: ModelRunner, state: State) -> None:
+    """Compute the units of an input that go with the newest step. Raises ModelError."""
+    if (found := due(state)) is not None and runner.parts.inputs is not None:
+        runner.parts.inputs.advance(*found)
+
+
 class HostSteps:
     """Steps on the host: `launch` computes the whole step."""
 
@@ -144,6 +151,7 @@ class HostSteps:
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
         inputs = self._batch.step_inputs(state)
+        encode_ahead(self._runner, state)
         outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()

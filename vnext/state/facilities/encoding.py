@@ -10,6 +10,7 @@ Which input is next is a decision (vnext/sched/encoding.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,9 +22,26 @@ from vnext.state.expected import begun, decodes, is_encoded
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Encoding, State
 from vnext.state.store.fields import INPUT_BEGINS
-from vnext.state.store.inputs import length_at
+from vnext.state.store.inputs import digest_at, length_at
 
 replace = msgspec.structs.replace
+
+
+class Due(NamedTuple):
+    """An input of which ranks have computed `done` of `units` behind the newest step."""
+
+    digest: bytes
+    done: int
+    units: int
+
+
+def due(state: State) -> Due | None:
+    """What ranks compute of inputs with the newest step, before it."""
+    now = state.encoding
+    if now is None or now.step != state.in_flight[-1].step:
+        return None
+    tokens = tokens_of(state, now.id)
+    return None if tokens is None else Due(digest_at(tokens, now.place), now.done, now.units)
 
 
 def fold_input_encoded(state: State, event: InputEncoded) -> State:

@@ -20,7 +20,7 @@ from vnext.models.families.towers import whisper
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
 from vnext.models.layers.sound_tower import listen
-from vnext.models.layers.tower import BLOCK_SIZE, page_count
+from vnext.models.layers.tower import BLOCK_SIZE, page_count, whole
 from vnext.models.loading.unread import unread
 from vnext.models.loading.weights import load_params
 from vnext.runtime.client.output_stream import Refused
@@ -76,15 +76,15 @@ def test_states_are_those_of_transformers(listener: tuple[Path, torch.nn.Module]
     params = load_params(path, config, alone(), torch.float32, "cpu", assemble=whisper.assemble_tower)
     kv = make_kv_cache(config, page_count(STATES), BLOCK_SIZE, torch.float32, "cpu", alone())
     with torch.inference_mode():
-        ours, theirs = listen(params, kv, features(0)[0], config), model.model.encoder(features(0)).last_hidden_state[0]
-        assert torch.equal(listen(params, kv, features(0)[0], config), ours)
+        ours, theirs = whole(listen(params, kv, features(0)[0], config)), model.model.encoder(features(0)).last_hidden_state[0]
+        assert all(torch.equal(whole(listen(params, kv, features(0)[0], config, band)), ours) for band in (1, 7, 16, 99))
     assert float((ours[:STATES] - theirs).abs().max() / theirs.abs().max()) <= 1e-4 and not ours[STATES:].any()
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"max_num_batched_tokens": 7}, {"tensor_parallel_size": 2}, {"num_blocks_override": 24, "max_model_len": 92}, {"block_size": 16}],
-    ids=["plain", "chunks", "ranks", "preemption", "blocks"],
+    [{}, {"max_num_batched_tokens": 7}, {"tensor_parallel_size": 2}, {"num_blocks_override": 24, "max_model_len": 92}, {"block_size": 16}, {"input_tokens": 9}],
+    ids=["plain", "chunks", "ranks", "preemption", "blocks", "units"],
 )
 def test_answers_are_those_of_transformers(listener: tuple[Path, torch.nn.Module], settings: dict[str, Any]) -> None:
     path, model = listener

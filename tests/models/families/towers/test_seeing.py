@@ -26,6 +26,7 @@ WHICH: tuple[tuple[int, ...], ...] = ((1,), (0,), (2,), (3, 1), (4,), (1,), (4, 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {}, "chunks": {"max_num_batched_tokens": 7}, "ranks": {"tensor_parallel_size": 2},
     "preemption": {"num_blocks_override": 110, "max_model_len": 400},
+    "units": {"input_tokens": 2},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from vnext.models.config.model_config import load_config
 from vnext.models.families.towers import idefics3
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
-from vnext.models.layers.tower import BLOCK_SIZE, encode, page_count, place_numbers
+from vnext.models.layers.tower import BLOCK_SIZE, encode, page_count, place_numbers, whole
 from vnext.models.loading.unread import unread
 from vnext.models.loading.weights import load_params
 
@@ -28,9 +28,12 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     pixels = torch.randn(3, 3, SIDE, SIDE)
     kv = make_kv_cache(config, page_count(config.tower.grid**2), BLOCK_SIZE, torch.float32, "cpu", alone())
     with torch.inference_mode():
-        found = [idefics3.project(params, encode(params, kv, each[None], config), (), config) for each in pixels]
+        found = [idefics3.project(params, whole(encode(params, kv, each[None], config)), (), config) for each in pixels]
         right = torch.cat(oracle.model.get_image_features(pixels[None]).pooler_output).reshape(3, TILE_TOKENS, -1)
-        assert torch.equal(idefics3.project(params, encode(params, kv, pixels[:1], config), (), config), found[0])
+        for band in (1, 3, 5, 99):
+            assert torch.equal(idefics3.project(params, whole(encode(params, kv, pixels[:1], config, band)), (), config), found[0])
+            parts = list(encode(params, kv, pixels[:1], config, band))
+            assert {*parts} == {len(parts)}
     for ours, theirs in zip(found, right):
         assert float((ours - theirs).abs().max() / theirs.abs().max()) <= 1e-4
 
