@@ -74,8 +74,9 @@ def test_no_step_is_shown_for_a_time_of_another_day(log, capsys, time, where) ->
 
 @pytest.mark.parametrize("command, words", [
     ("explain {log} --request 1 --client 7b", "leave --client out"), ("stat {log} --slo ttft=1s", "as --by client"),
+    ("profile {log} --steps x:y", ": --steps x:y: write whole numbers"),
 ])  # fmt: skip
-def test_an_option_that_would_do_nothing_is_refused(log, capsys, command, words) -> None:
+def test_an_option_that_cannot_be_meant_is_refused(log, capsys, command, words) -> None:
     assert words in refusal(capsys, *command.format(log=log).split())
 
 
@@ -90,6 +91,14 @@ def test_a_log_named_twice_is_one_engine(log, monkeypatch, capsys) -> None:
     monkeypatch.chdir(log.parent)
     assert main(["fleet", "noisy", "../" + log.parent.name + "/noisy"]) == 0
     assert "engines: 1" in capsys.readouterr().out
+
+
+def test_engines_side_by_side_fit_a_terminal_whole(log, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["what-if", str(log), "--replicas", "1,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("\u2026" in line for line in lines) and all(word in "".join(lines) for word in ("replicas", "policy", "largest"))
+    assert [line.split()[0] for line in lines if "%" in line and line.split()[0].isdecimal()] == ["1", *"2222"]
 
 
 @pytest.mark.parametrize("settings", ["policy=fair", "max_model_len=100"])

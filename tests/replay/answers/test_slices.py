@@ -132,6 +132,9 @@ def test_slices_merge_to_the_very_bytes_they_were_cut_from(tmp_path, privacy):
     assert found.same and (found.first_step, found.last_step) == (0, index.last.planned - 1)
     name = "segment-000000.vnextlog"
     assert (tmp_path / "merged" / name).read_bytes() == (log_dir / name).read_bytes()
+    cut(index, tmp_path / "d", 5, 12)  # within a
+    assert merge([open_log(tmp_path / name) for name in "cdab"], tmp_path / "more").same
+    assert (tmp_path / "more" / name).read_bytes() == (log_dir / name).read_bytes()
     again = merge([open_log(tmp_path / name) for name in "bc"], tmp_path / "tail")
     assert again.first_step == 20 and verify(open_log(tmp_path / "tail"), all_laws=True).same
 
@@ -141,6 +144,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capsys):
     index = Index(open_log(log_dir))
     for name, source, first, end in (("a", index, 0, 20), ("c", index, 30, None), ("x", Index(open_log(other)), 20, None)):
         cut(source, tmp_path / name, first, end)
+    cut(Index(open_log(other)), tmp_path / "within", 5, 20)
     assert main(["redact", str(log_dir), "-o", str(tmp_path / "shape")]) == 0
     capsys.readouterr()
     (tmp_path / "noise").write_bytes(b"\x00\xff not json")
@@ -153,6 +157,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capsys):
         (["cut", log_dir, 0, 9, "-o", tmp_path / "a"], "is not empty: name a new folder"),
         (["merge", tmp_path / "a", tmp_path / "c", *out], "and the parts before it end at event"),
         (["merge", tmp_path / "a", tmp_path / "x", "-o", tmp_path / "new2"], "at event"),
+        (["merge", log_dir, tmp_path / "within", "-o", tmp_path / "new3"], "is of another run"),
         (["redact", tmp_path / "shape", *out], "holds no text already"),
         (["convert", tmp_path / "noise", "--to", "jsonl", *out], "neither a log nor a file of requests"),
         (["convert", tmp_path / "wrong.jsonl", "--to", "jsonl", "-o", tmp_path / "n4"], "line 1 is no request"),

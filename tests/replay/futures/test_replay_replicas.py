@@ -37,7 +37,7 @@ def test_more_replicas_share_the_requests_and_wait_less(tmp_path, capsys):
     by_policy = {run["policy"]: run["score"]["hit_rate"] for run in more}
     assert by_policy["prefix"] > by_policy["round_robin"]
     assert main(["what-if", str(log), "--replicas", "2", "--routing", "prefix", "--set", "max_num_seqs=2"]) == 0
-    assert "largest share" in capsys.readouterr().out
+    assert "largest: the share" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

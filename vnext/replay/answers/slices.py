@@ -80,8 +80,8 @@ def merge(parts: list[Log], out: Path) -> Written:
     parts = sorted(parts, key=lambda log: log.header.first_event)
     first = state = first_state(parts[0])
     writer = writer_from(parts, out, first, parts[-1].header.closes)
-    for log in parts:
-        joined = log is parts[0]
+    for place, log in enumerate(parts):
+        joined = not place
         for before, frame, after in _frames(log):
             if not joined and before.sequence >= state.sequence:
                 _require_same(log, state, before)
@@ -90,7 +90,15 @@ def merge(parts: list[Log], out: Path) -> Written:
                 writer.ready(state)
                 writer.write(same_body(log.header, frame), after)
                 state = after
+        if not joined:  # all of it lies within the parts before it
+            _require_same(log, _state_at(parts[:place], before), before)
     return proved(writer, out, first, state)
+
+
+def _state_at(parts: list[Log], wanted: State) -> State:
+    """The state of these parts behind as many events, or the first state if no frame of theirs ends there."""
+    states = (before for log in parts for before, _, _ in _frames(log))
+    return next((state for state in states if state.sequence == wanted.sequence), first_state(parts[0]))
 
 
 def _frames(log: Log) -> Iterator[tuple[State, Frame | None, State]]:
@@ -111,4 +119,4 @@ def _require_same(log: Log, state: State, other: State) -> None:
         raise UnusableLog(f"{log.paths[0]} {gap}")
     privacy = log.header.privacy
     if snapshot_of_log(state, privacy) != snapshot_of_log(other, privacy):
-        raise UnusableLog(f"{log.paths[0]} is of another run: at event {state.sequence} the states differ")
+        raise UnusableLog(f"{log.paths[0]} is of another run: at event {other.sequence} the states differ")

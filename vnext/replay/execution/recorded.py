@@ -247,7 +247,8 @@ def selection_of(steps: str, requests: str) -> Selection:
         high = (int(end) if end else None) if colon or not steps else low + 1
         ids = frozenset(int(each) for each in requests.split(",")) if requests else None
     except ValueError as error:
-        raise UnusableLog(f"--steps {steps or 'A:B'} --requests {requests or 'ID,ID'}: write whole numbers") from error
+        wrong = " ".join(f"--{name} {text}" for name, text in (("steps", steps), ("requests", requests)) if text)
+        raise UnusableLog(f"{wrong}: write whole numbers, as --steps 10:20 or --requests 3,4") from error
     if low < 0 or (high is not None and high <= low):
         raise UnusableLog(f"--steps {steps} holds no step: write A:B with A from 0 on and before B")
     return Selection(first=low, end=high, requests=ids)

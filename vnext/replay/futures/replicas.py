@@ -138,20 +138,28 @@ def policies_of(text: str) -> list[str]:
     return names
 
 
+NAMES = ("replicas", "policy", "hits", "ttft p50", "p99", "itl p50", "p99", "tok/s", "gave", "largest")
+
+
 def print_replicas(console: Console, answer: Replicas) -> None:
     """Print a line for each run."""
     console.print(
         f"step times: error on left-out steps {answer.step_error_p50:.1%} at the median, {answer.step_error_p99:.1%} at 99 %",
         style="dim",
     )  # fmt: skip
-    names = ("replicas", "policy", "hits", "ttft p50", "p99", "itl p50", "p99", "tokens/s", "preempted", "largest share")
-    table = Table(*names, box=SIMPLE_HEAD)
-    for run in answer.runs:
-        found = run.score
-        table.add_row(
-            str(run.replicas), run.policy or "-", f"{found.hit_rate:.1%}",
-            *(f"{each:,.1f}" for each in (*found.ttft_ms, *found.itl_ms)), f"{found.tokens_s:,.0f}", str(found.preemptions),
-            f"{run.largest_share:.0%}",
-        )  # fmt: skip
+    rows = [
+        (
+            str(run.replicas), run.policy or "-", f"{run.score.hit_rate:.1%}",
+            *(f"{each:,.1f}" for each in (*run.score.ttft_ms, *run.score.itl_ms)), f"{run.score.tokens_s:,.0f}",
+            str(run.score.preemptions), f"{run.largest_share:.0%}",
+        )
+        for run in answer.runs
+    ]  # fmt: skip
+    table = Table(box=SIMPLE_HEAD, padding=0)
+    for name, cells in zip(NAMES, zip(*rows)):
+        table.add_column(name, min_width=max(map(len, (*name.split(), *cells))))  # no word is broken
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    console.print("ttft: ms to the first token; itl: ms between two; largest share: of prompt tokens, of one replica", style="dim")
+    keys = "ttft: ms to the first token; itl: ms between two; gave: preemptions; largest: the share of prompt tokens of one replica"
+    console.print(keys, style="dim", soft_wrap=True)
