@@ -1,7 +1,7 @@
-"""What pictures cost the streams beside them: `python -m perf.picture_gaps [--threads 2] --json RECORD`.
+"""What pictures cost the streams beside them: `python -m perf.picture_gaps [--input-tokens 16] --json RECORD`.
 
 Four requests decode while five others bring ten tiles of 512 x 512 pixels, and while nobody comes. The figures are the gaps between
-two tokens of the four. The model has the shape of SmolVLM-256M and random weights in bfloat16.
+two tokens of the four, and the times until the others have their first token. The model has the shape of SmolVLM-256M and random weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,10 +65,19 @@ def pictured(tiles: Sequence[np.ndarray]) -> np.ndarray:
     return with_inputs(np.full(len(tiles) * (TILE_TOKENS + 1) + 2, 7, np.int32), inputs)
 
 
-def gaps_ms(llm: LLM, others: Sequence[SubmitRequest], number: int) -> list[float]:
+def first_tokens_ms(llm: LLM, requests: Sequence[SubmitRequest], found: list[float]) -> None:
+    """Add to `found` how long each has waited."""
+    began_s, seen = time.perf_counter(), set[str]()
+    for output in llm._client.run(requests):
+        if output.name not in seen:
+            found.append(1e3 * (time.perf_counter() - began_s))
+        seen.add(output.name)
+
+
+def gaps_ms(llm: LLM, others: Sequence[SubmitRequest], number: int, waited: list[float]) -> list[float]:
     """Of the streams, into which the others come when each has had a token; `number` tells prompts of rounds apart."""
     streams = [request(f"stream {at}", np.full(20, 9 + number * STREAMS + at, np.int32), ANSWER) for at in range(STREAMS)]
-    last, gaps, coming = dict[str, float](), list[float](), threading.Thread(target=lambda: list(llm._client.run(others)))
+    last, gaps, coming = dict[str, float](), list[float](), threading.Thread(target=first_tokens_ms, args=(llm, others, waited))
     for output in llm._client.run(streams):
         now_s = time.perf_counter()
         if output.name in last:
@@ -84,19 +94,23 @@ def main() -> None:
     parser = parser_of(__doc__ or "")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--input-tokens", type=int, default=0, help="as of the engine")
     options, before, found = parser.parse_args(), machine(), dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
-        with LLM(str(write_shape(Path(folder))), load_format="dummy", threads=options.threads, log="off") as llm:
+        settings: dict[str, Any] = {"threads": options.threads, "input_tokens": options.input_tokens}
+        with LLM(str(write_shape(Path(folder))), load_format="dummy", log="off", **settings) as llm:
             store, rng = MediaStore([folder_of(llm._address)]), np.random.default_rng(0)
             for number in range(options.rounds):
                 tiles = rng.integers(0, 256, (TILES, SIDE, SIDE, 3), dtype=np.uint8)
                 store.put([Part(tile).file for tile in tiles], "the image")
                 pairs = [request(f"pair {at}", pictured(tiles[at : at + 2]), 4) for at in range(0, TILES, 2)]
-                found.setdefault("alone", []).extend(gaps_ms(llm, [], 2 * number))
-                found.setdefault("beside pictures", []).extend(gaps_ms(llm, pairs, 2 * number + 1))
+                found.setdefault("alone", []).extend(gaps_ms(llm, [], 2 * number, []))
+                waited = found.setdefault("first tokens of pictures", [])
+                found.setdefault("beside pictures", []).extend(gaps_ms(llm, pairs, 2 * number + 1, waited))
     figures = {name: {key: round(float(np.percentile(gaps, share)), 2) for key, share in SHARES.items()} for name, gaps in found.items()}
     print(json.dumps(figures, indent=1))
-    command = f"python -m perf.picture_gaps --threads {options.threads} --rounds {options.rounds} --json RECORD"
+    command = f"python -m perf.picture_gaps --threads {options.threads} --rounds {options.rounds}"
+    command += f" --input-tokens {options.input_tokens} --json RECORD"
     if options.json:
         write_record(options.json, record_of(command, before, {"gaps_ms": figures, "tiles": TILES, "streams": STREAMS}))
 
