@@ -55,6 +55,12 @@ def test_decisions_are_the_same_again(folder: Path, capsys: pytest.CaptureFixtur
     assert "made again, all are the same" in printed and "*80/10/1+0" in printed and "not ready" in printed and "left" in printed
 
 
+def test_a_narrow_terminal_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["route", str(folder)]) == 0
+    assert "\u2026" not in capsys.readouterr().out
+
+
 def test_another_policy_is_a_question_and_no_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = asked(capsys, folder, "--policy", "least_loaded")
     assert code == 0 and answer["differing"] == 3 and answer["first"] == 0

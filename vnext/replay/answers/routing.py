@@ -189,13 +189,21 @@ def print_routing(console: Console, answer: Routing) -> None:
         console.print(f"{answer.unrouted:,} requests found no replica ready", style="yellow")
     for line in _verdict(answer):
         console.print(line, style="bold red" if answer.differing and not answer.policy else "green")
-    shares = Table("replica", *("requests", "tokens", "hits", "waiting tokens"), box=SIMPLE_HEAD)
+    shares = _folding("replica", "requests", "tokens", "hits", "waiting tokens")
     for each in answer.replicas:
         hits = f"{100 * each.hit_tokens / max(each.tokens, 1):.1f} %"
         shares.add_row(printable(each.name), f"{each.requests:,}", f"{each.tokens:,}", hits, f"{each.waiting_tokens_mean:,.0f}")
     console.print(shares)
     if answer.last:
         console.print(_table(answer))
+
+
+def _folding(*names: str) -> Table:
+    """A table whose cells are folded where the terminal is narrow, and never cut off."""
+    table = Table(box=SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _verdict(answer: Routing) -> Iterator[str]:
@@ -208,7 +216,7 @@ def _verdict(answer: Routing) -> Iterator[str]:
 
 def _table(answer: Routing) -> Table:
     """The last decisions: of each replica hits/owed tokens/running+waiting, the chosen one with a *."""
-    table = Table("decision", "tokens", *map(printable, answer.places), box=SIMPLE_HEAD)
+    table = _folding("decision", "tokens", *map(printable, answer.places))
     for row in answer.last:
         cells = []
         for place, known in enumerate(row.replicas):
