@@ -166,6 +166,14 @@ def test_bounds_decide_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ttft.p50<1.05 does not hold: ttft_p50_ms is 1." in capsys.readouterr().err
 
 
+def test_a_percentile_that_no_report_has_is_refused_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("ttft.p98<1s", "ttft.p99.9<1s", "e2e.max<1s"):
+        assert status(["serve", "--base-url", "http://127.0.0.1:9", "--assert", text]) == 2
+        assert capsys.readouterr().err == f"vnext-bench: --assert {text}: of a time there are mean, p50, p90, p99.\n"
+    assert status(["serve", "--base-url", "http://127.0.0.1:9", "--assert", "ttft.median<1s", "failed<1"]) == 2
+    assert "is it running?" in capsys.readouterr().err
+
+
 def swept(backend: Backend, *argv: str) -> int:
     async def serve() -> int:
         async with TestServer(backend.app) as server:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from vnext.commands.bench.figures import PERCENTS
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.runtime.protocol.settings import SettingsError
 
@@ -27,6 +28,7 @@ class Bound(msgspec.Struct, frozen=True):
     figure: str
     sign: str
     value: float
+    is_time: bool
 
 
 def bounds_of(texts: Sequence[str], flag: str = "--assert") -> list[Bound]:
@@ -43,7 +45,15 @@ def _bound(text: str, flag: str) -> Bound:
         raise SettingsError(f"{flag} has {text!r}: write a figure and its bound, as ttft.p99<500ms or failed<=0.") from None
     value *= IN_MS.get(unit or "", 0.01 if unit == "%" else 1.0)
     is_time = kind is not None
-    return Bound(text, f"{name}_{KINDS.get(str(kind), kind)}_ms" if is_time else name, sign, value)
+    return Bound(text, f"{name}_{KINDS.get(str(kind), kind)}_ms" if is_time else name, sign, value, is_time)
+
+
+def require_measured(bounds: Sequence[Bound], flag: str = "--assert") -> None:
+    """Raises SettingsError, before anything is measured, for a kind of time that no report of ours has."""
+    kinds = ("mean", *(f"p{percent}" for percent in PERCENTS))
+    for bound in bounds:
+        if bound.is_time and bound.figure.rsplit("_", 2)[-2] not in kinds:
+            raise SettingsError(f"{flag} {bound.text}: of a time there are {', '.join(kinds)}.")
 
 
 def broken(bounds: Sequence[Bound], figures: Mapping[str, float], flag: str = "--assert") -> list[str]:

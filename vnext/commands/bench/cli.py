@@ -17,7 +17,7 @@ import msgspec
 
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
-from vnext.commands.bench.bounds import Bound, bounds_of, broken
+from vnext.commands.bench.bounds import Bound, bounds_of, broken, require_measured
 from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
 from vnext.commands.bench.report import Result, make_report, text, write_report
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return compared(given, bounds)
         if given.command == "report":
             return tabled(given)
+        require_measured(bounds)
         before = machine(), cores_busy()
         measured = MEASURES.get(given.command, alone)(given)
     except (*REFUSALS, *FAILURES) as error:
