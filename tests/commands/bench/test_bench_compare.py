@@ -170,6 +170,7 @@ def test_a_percentile_that_no_report_has_is_refused_before_the_run(capsys: pytes
     for text in ("ttft.p98<1s", "ttft.p99.9<1s", "e2e.max<1s"):
         assert status(["serve", "--base-url", "http://127.0.0.1:9", "--assert", text]) == 2
         assert capsys.readouterr().err == f"vnext-bench: --assert {text}: of a time there are mean, p50, p90, p99.\n"
+    assert status(["size", "8b", "--slo", "ttft.p98<1s"]) == 2 and "--slo ttft.p98<1s: of a time" in capsys.readouterr().err
     assert status(["serve", "--base-url", "http://127.0.0.1:9", "--assert", "ttft.median<1s", "failed<1"]) == 2
     assert "is it running?" in capsys.readouterr().err
 

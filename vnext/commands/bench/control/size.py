@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from vnext.commands.bench.bounds import Bound, bounds_of, broken
+from vnext.commands.bench.bounds import Bound, bounds_of, broken, require_measured
 from vnext.commands.bench.control.roofline import FREE_SHARE, Device, Form, Roofline, device_named, form_of
 from vnext.commands.bench.control.simulate import BLOCK_SIZE, Asked, Clock, config_of, simulated
 from vnext.commands.bench.figures import server_figures
@@ -85,7 +85,9 @@ def load_of(given: Given) -> Load:
         raise SettingsError(f"--request-rate is {values['request_rate']}: give the requests a second that all replicas get.")
     asked = Asked(count=values["num_prompts"], rate=values["request_rate"], input=values["input_len"], output=values["output_len"],
                   shared=values["shared_len"], seed=values["workload_seed"])  # fmt: skip
-    return Load(asked, bounds_of(values["slo"].split(","), "--slo"), values["max_num_batched_tokens"])
+    bounds = bounds_of(values["slo"].split(","), "--slo")
+    require_measured(bounds, "--slo")
+    return Load(asked, bounds, values["max_num_batched_tokens"])
 
 
 def fewest(load: Load, room: Roofline) -> Found | None:
