@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,26 @@ async def paced(request: web.Request) -> web.StreamResponse:
     return answer
 
 
+def models_answer() -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": DEMO_MODEL.name, "object": "model", "root": str(DEMO_MODEL)}]}).encode()
+
+
 async def models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": DEMO_MODEL.name, "object": "model", "root": str(DEMO_MODEL)}]})
+    return web.json_response(body=models_answer())
 
 
 @contextlib.contextmanager
-def paced_server() -> Iterator[str]:
-    """Yields the URL of a server in a thread of its own."""
-    app, loop, begun = web.Application(), asyncio.new_event_loop(), threading.Event()
-    app.add_routes([web.post("/v1/completions", paced), web.get("/v1/models", models), web.get("/health", models)])
+def paced_server(frozen_after_s: float = 0.0, frozen_s: float = 0.0) -> Iterator[str]:
+    """Yields the URL of a server in a thread of its own, which stands still once for `frozen_s`, so long behind its first answer's
+    beginning."""
+    app, loop, begun, frozen = web.Application(), asyncio.new_event_loop(), threading.Event(), list[asyncio.TimerHandle]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if frozen_s and not frozen:
+            frozen.append(loop.call_later(frozen_after_s, time.sleep, frozen_s))
+        return await paced(request)
+
+    app.add_routes([web.post("/v1/completions", answer), web.get("/v1/models", models), web.get("/health", models)])
     runner, ports = web.AppRunner(app), list[int]()
 
     async def begin() -> None:
