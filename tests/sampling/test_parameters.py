@@ -55,9 +55,11 @@ def test_logs_keep_their_order() -> None:
         "seed", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "logit_bias", "logprobs", "min_tokens", "stop_token_ids", "ignore_eos",
     )  # fmt: skip
-    later = "top_n_sigma", "constraint", "prompt_logprobs", "pooling", "adapter", "num_speculative_tokens", "retention"
+    later = (
+        "top_n_sigma", "constraint", "prompt_logprobs", "pooling", "adapter", "num_speculative_tokens", "retention", "guidance",
+    )  # fmt: skip
     assert Sampling.__struct_fields__[FIRST_LOGGED_COUNT:] == later
-    assert LATER_TYPES == (float, type(None), int, int, str, int, tuple), "vnext/log/_log.c and skimming.py read these"
+    assert LATER_TYPES == (float, type(None), int, int, str, int, tuple, type(None)), "vnext/log/_log.c and skimming.py read these"
     old = msgspec.to_builtins(Sampling(seed=1, max_tokens=2, top_k=3))[:FIRST_LOGGED_COUNT]
     assert msgspec.convert(old, Sampling) == Sampling(seed=1, max_tokens=2, top_k=3)
 

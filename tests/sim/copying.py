@@ -26,6 +26,7 @@ from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
 from vnext.sim.checks.client_laws import ClientBook
+from vnext.sim.checks.encoding_laws import EncodingBook
 from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook
 from vnext.sim.checks.plain_state import PlainState
@@ -40,7 +41,7 @@ from vnext.sim.toy import ToyMatcher, ToyVocabulary
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimTier, Story,
+    Accounting, ClientBook, Contents, Core, EncodingBook, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimTier, Story,
     Streams, ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 

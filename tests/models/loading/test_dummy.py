@@ -25,6 +25,7 @@ MORE = {
     "MiMoForCausalLM": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
     "InternLM3ForCausalLM": {**BASE, "model_type": "internlm3", "qkv_bias": True},
     "Mistral3ForConditionalGeneration": {"text_config": {**BASE, "model_type": "mistral"}, "vision_config": {}},
+    "LlavaOnevisionForConditionalGeneration": {"text_config": {**BASE, "model_type": "qwen2"}, "vision_config": {}},
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },

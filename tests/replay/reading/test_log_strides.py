@@ -122,7 +122,7 @@ def test_a_cache_whose_stamps_have_changed_is_not_believed(tmp_path):
 def test_segments_are_joined_as_if_they_were_one(tmp_path):
     config = small_config(page_count=15)
     one, many = (
-        record(tmp_path / name, config=config, seed=3, arrivals=80, **size)
+        record(tmp_path / name, config=config, seed=3, arrivals=120, **size)
         for name, size in (("one", {}), ("many", {"size": 1500}))
     )
     assert len(list(many.glob("*.vnextlog"))) > 4

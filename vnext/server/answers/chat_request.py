@@ -90,7 +90,8 @@ class ChatRequest:
                 call, asked=self._body, prompts=[prompt.tokens], packed=prompt.packed, constraint=constraint,
                 usage=usage_shown(self._body) if self._body.stream_options else NO_USAGE,
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
-                retention=await self._retention(prompt, breakpoints) if breakpoints else (), negative=await self._negative(),
+                retention=await self._retention(prompt, breakpoints) if breakpoints else (),
+                negative=await self._negative() if self._body.negative_prompt else (),
             )  # fmt: skip
             return generation_of(asked)
         except InvalidRequest as error:
@@ -98,10 +99,10 @@ class ChatRequest:
 
     async def _negative(self) -> list[int]:
         """The tokens of the negative prompt: a text as the template writes a user's message. Raises InvalidRequest, Overloaded."""
-        given = self._body.negative_prompt
+        given = self._body.negative_prompt or []
         if not isinstance(given, str):
-            self._context.check_tokens(given or [], "negative_prompt", self._context.prompt_tokens_max)
-            return given or []
+            self._context.check_tokens(given, "negative_prompt", self._context.prompt_tokens_max)
+            return given
         alone = replace(self._body, messages=[ChatMessage(role="user", content=given)])
         return (await prompt_of(self._context, alone, None, self._call.client)).tokens
 

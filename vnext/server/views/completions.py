@@ -66,15 +66,13 @@ class CompletionRequest:
             tokens = await tokens_of(context, self._prompts, special, call.client, count_max=count_max)
         return msgspec.structs.replace(
             call, asked=body, params=self._sampled, prompts=tokens, constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,
-            usage=usage_shown(body) if body.stream_options else NO_USAGE, negative=await self._negative(special),
+            usage=usage_shown(body) if body.stream_options else NO_USAGE,
+            negative=await self._negative(special) if body.negative_prompt else (),
         )  # fmt: skip
 
     async def _negative(self, special: bool) -> list[int]:
         """The tokens of the negative prompt. Raises InvalidRequest, Overloaded."""
-        given = self._call.body.negative_prompt
-        if not given:
-            return []
-        name = "negative_prompt"
+        name, given = "negative_prompt", self._call.body.negative_prompt
         return (await tokens_of(self._call.context, prompts_of(given, name), special, self._call.client, name))[0]
 
     async def echoed(self, generation: Generation) -> Sequence[str]:
