@@ -135,14 +135,16 @@ def _moment(text: str, beginning: datetime) -> datetime:
     return moment + timedelta(days=1) if is_earlier else moment
 
 
-def step_at(index: Index, text: str) -> int:
-    """The number of a step: itself, or the step planned last at a time (as the module says). Raises UnusableLog."""
+def step_at(index: Index, text: str, is_clamped: bool = False) -> int:
+    """The number of a step: itself, or the step planned last at a time (as the module says). Raises UnusableLog, for a time behind
+    the log's end unless the last step is meant by it (`is_clamped`)."""
     if text.isdecimal() and text.isascii():
         return int(text)
     timestamps = timestamps_of(index.log)
     us = time_of(timestamps, text)
     assert timestamps is not None  # else there is no time
-    if not timestamps.times_ns[0] <= us * 1e3 < timestamps.times_ns[-1] + 1e3 * MINUTE_US:  # a minute may be rounded up
+    end_ns = np.inf if is_clamped else timestamps.times_ns[-1] + 1e3 * MINUTE_US  # a minute may be rounded up
+    if not timestamps.times_ns[0] <= us * 1e3 < end_ns:
         where = "before the log's first time" if us * 1e3 < timestamps.times_ns[0] else "after the log's last time"
         raise UnusableLog(f"{text} is {where}: {_span(timestamps)}")
     return planned_by(index, timestamps, us) - 1

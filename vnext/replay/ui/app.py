@@ -165,7 +165,7 @@ def _step_called(walk: Walk, log: Log, text: str) -> int:
     if TIME.fullmatch(text):
         if walk.index is None:
             raise UnusableLog("times are not known yet in a log that grows")
-        return min(max(step_at(walk.index, text), walk.first_step), walk.last_step)
+        return min(max(step_at(walk.index, text, is_clamped=True), walk.first_step), walk.last_step)
     number = request_of(log, text)
     if number >= walk.requests:
         raise UnusableLog(f"request {number} is not in this log: it has {walk.requests} of them")
