@@ -237,6 +237,7 @@ TURNS = [
         "own || (!BAD && ended) ||",
         OTHERWISE,
         GOES_ON,
+        "P1",
     ),
     bug(
         "turn.h",
