@@ -120,7 +120,7 @@ def seen(rate: int, folder: Path) -> dict[str, float]:
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--pour", type=float, default=0.0, help="serve at so many tokens a second, for a run of this program")
+    parser.add_argument("--pour", type=float, default=0.0, help="serve this many tokens a second: this program starts itself so")
     options, before = parser.parse_args(), machine()
     if options.pour:
         asyncio.run(pouring(options.pour))

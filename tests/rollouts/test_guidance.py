@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))  # family_c
 sys.path.append(str(Path(__file__).resolve().parents[1] / "e2e"))  # so is serving with those of servers
 from family_cases import save_case  # noqa: E402
 from serving import serving  # noqa: E402
+from ways_to_run import WAYS  # noqa: E402
 
 COMMON: dict[str, Any] = {
     "executor": "inproc", "log": "off", "threads": 1, "dtype": "float32", "max_model_len": 96, "enable_guidance": True
@@ -37,14 +38,6 @@ PROMPTS = [[3 + (7 * place + 11 * index) % 80 for place in range(9 + 13 * index 
 NEGATIVES = [[5 + (3 * place + index) % 70 for place in range(1 + 5 * index % (len(PROMPTS[index]) + 1))][: len(PROMPTS[index])] for index in range(8)]
 SCALES = [1.5, 3.0, 0.0, 7.0, 1.0, 2.0, 0.5, 1.5]
 COUNT = 24
-WAYS: dict[str, dict[str, Any]] = {
-    "ahead": {},
-    "in chunks": {"max_num_batched_tokens": 24, "long_prefill_token_threshold": 7},
-    "preempted": {"num_blocks_override": 24, "max_num_batched_tokens": 40},
-    "in step, uncached": {"async_scheduling": False, "enable_prefix_caching": False},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-    "two ranks": {"executor": "mp", "tensor_parallel_size": 2, "digest_interval": 1},
-}
 
 
 @pytest.fixture(scope="module", params=["qwen3_bias_yarn", "mistral", "qwen3_moe"])
