@@ -97,6 +97,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {"prompt": "Once", "system": "a", "images": ["eA=="], "stream": False, "options": OLLAMA_OPTIONS}),
     ("/api/generate", {"prompt": "Once", "suffix": "end", "raw": True, "keep_alive": "5m", "options": OLLAMA_OPTIONS}),
     ("/api/embed", {"input": ["a", "b"], "dimensions": 8, "truncate": True, "keep_alive": 1.5}),
+    ("/api/embeddings", {"prompt": "a", "keep_alive": "5m"}),
     ("/api/show", {"model": "a:latest", "name": "b"}),
     ("/v1/responses/input_tokens", {"input": ITEMS, "tools": RESPONSE_TOOLS, "instructions": "a"}),
     ("/tokenize", {"prompt": "Once upon", "add_special_tokens": True, "return_token_strs": True}),

@@ -135,7 +135,7 @@ def routes() -> str:
     for route in ROUTES:
         name = f"`{route.method} {route.plain_path}`"
         if route.what:
-            rows.append(([name], route.what))
+            rows.append(([name], route.what.partition("; also ")[0]))  # the first column names them
         else:
             rows[-1][0].append(name)
     return table(("path", "what it does"), ((", ".join(names), words) for names, words in rows))

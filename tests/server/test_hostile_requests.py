@@ -11,8 +11,9 @@ from edge_server import EdgeServer
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = [*range(400), 1568]
-VECTORS = (b"/v1/embeddings", b"/api/embed", b"/rerank", b"/score")  # the server of these tests has no model that computes them
 """1568: an old client asks to keep a connection whose end is the only end of its stream."""
+VECTORS = (b"/v1/embeddings", b"/api/embed", b"/api/embeddings", b"/rerank", b"/score")
+"""The server of these tests has no model that computes them."""
 
 
 @pytest.fixture

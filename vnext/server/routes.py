@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
-from vnext.server.ollama.translation import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from vnext.server.ollama.translation import (
+    NamedBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
 from vnext.server.responses.bodies import ResponsesBody
 from vnext.server.views.batches import (
     BatchBody,
@@ -29,6 +35,7 @@ from vnext.server.views.messages import count_tokens, create_message
 from vnext.server.views.ollama import (
     ollama_chat,
     ollama_embed,
+    ollama_embeddings,
     ollama_generate,
     ollama_show,
     ollama_tags,
@@ -132,7 +139,8 @@ ROUTES = (
     Route("POST", "/v1/batches/{batch_id}/cancel", cancel_batch),
     Route("POST", "/api/chat", ollama_chat, "continues a conversation, in Ollama's API", OllamaChatBody, (NDJSON, JSON)),
     Route("POST", "/api/generate", ollama_generate, "continues a prompt, in Ollama's API", OllamaGenerateBody, (NDJSON, JSON)),
-    Route("POST", "/api/embed", ollama_embed, "vectors of texts, in Ollama's API", OllamaEmbedBody),
+    Route("POST", "/api/embed", ollama_embed, "vectors of texts, in Ollama's API; also /api/embeddings", OllamaEmbedBody),
+    Route("POST", "/api/embeddings", ollama_embeddings, body=OllamaEmbeddingsBody),
     Route("POST", "/api/show", ollama_show, "what a model can, in Ollama's API", NamedBody),
     Route("GET", "/api/tags", ollama_tags, "names what is served, in Ollama's API; also /api/ps"),
     Route("GET", "/api/ps", ollama_tags),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -110,6 +111,10 @@ def test_a_schema_is_kept_to_and_thinking_asked_for():
         ("/api/chat", {"messages": said(""), "tools": [{"function": {"name": "f", "description": {}}}]}, 400, "tools[0].function.description"),
         ("/api/generate", {"prompt": "a", "context": [1, 2]}, 400, "/api/chat"),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "raw"),
+        ("/api/embed", {"model": "other"}, 404, "'other' is not served here"),
+        ("/api/embeddings", {"model": "other", "prompt": ""}, 404, "'other' is not served here"),
+        ("/api/embeddings", {"prompt": ["a"]}, 400, "prompt"),
+        ("/api/embeddings", {"input": "a"}, 400, "input"),
         ("/api/show", {"model": "other"}, 404, "'other' is not served here"),
         ("/api/nothing", {}, 404, "/api/nothing"),
     ],
@@ -128,3 +133,16 @@ def test_what_clients_look_up_first(server):
     assert shown["model_info"]["vnext.context_length"] > 0
     _, loaded, _ = server.post("/api/generate", {"model": "toy", "keep_alive": -1})
     assert loaded["done"] and loaded["done_reason"] == "load" and loaded["response"] == ""
+    assert server.post("/api/embeddings", {"model": "toy", "prompt": ""})[:2] == (200, {"embedding": []})
+    for empty in ({}, {"input": ""}, {"input": []}):
+        assert server.post("/api/embed", {"model": "toy", **empty})[1]["embeddings"] == []
+
+
+@pytest.mark.parametrize("path", ["/", "/api/version", "/api/tags"])
+def test_a_client_that_asks_whether_it_runs_needs_no_body(server, path):
+    """The `ollama` command begins with HEAD /."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("HEAD", path)
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.read() == b""
+    connection.close()

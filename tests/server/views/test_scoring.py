@@ -150,6 +150,16 @@ def test_embeddings_are_hidden_states(running: Running, pooling: str) -> None:
     assert answer["usage"]["prompt_tokens"] == sum(len(running.tokenizer.encode(text)) for text in texts)
 
 
+def test_ollamas_older_route_has_the_vector_as_the_model_makes_it(running: Running) -> None:
+    text = "The module is a class"
+    found = ask(running, "/api/embeddings", {"model": "toy:latest", "prompt": text})
+    assert [*found] == ["embedding"]
+    assert found["embedding"] == ask(running, "/v1/embeddings", {"input": text, "normalize": False})["data"][0]["embedding"]
+    [unit] = ask(running, "/api/embed", {"input": text})["embeddings"]
+    length = np.linalg.norm(found["embedding"])
+    assert abs(length - 1) > 0.1 and np.allclose(np.array(found["embedding"]) / length, unit, atol=1e-6)
+
+
 def test_openais_client_reads_them(running: Running) -> None:
     """It asks for base64."""
     client, tokens = running.server.openai(), running.tokenizer.encode("The module")

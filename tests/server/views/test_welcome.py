@@ -35,7 +35,7 @@ def test_every_route_is_named_once(server) -> None:
     in_words |= {("GET", "/v1/batches/{batch_id}"), ("POST", "/v1/batches/{batch_id}/cancel")}
     in_words |= {("DELETE", "/v1/responses/{response_id}"), ("GET", "/v1/responses/{response_id}/input_items")}
     in_words |= {("POST", "/v1/responses/{response_id}/cancel")}
-    in_words |= {("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/v1/score")}
+    in_words |= {("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/v1/score", "/api/embeddings")}
     assert routes - shown == in_words
 
 

@@ -203,15 +203,26 @@ class OllamaGenerateBody(AskedBody, frozen=True, kw_only=True, forbid_unknown_fi
     context: list[int] | None = None
 
 
-class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/embed. `truncate` is accepted: an input that is too long is refused by name whatever it says."""
+class LoadedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of both routes of vectors, which change nothing but the model's name."""
 
-    input: str | list[str]
     model: str | None = None
-    dimensions: int | None = None
-    truncate: bool | None = None
     options: Options | None = None
     keep_alive: float | str | None = None
+
+
+class OllamaEmbedBody(LoadedBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed. `truncate` is accepted: an input that is too long is refused by name whatever it says."""
+
+    input: str | list[str] = []
+    dimensions: int | None = None
+    truncate: bool | None = None
+
+
+class OllamaEmbeddingsBody(LoadedBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings, the older route."""
+
+    prompt: str = ""
 
 
 class NamedBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""Ollama's API: POST /api/chat, /api/generate, /api/embed and /api/show, GET /api/tags, /api/ps and /api/version, over the same
-generations as a chat and a completion. An answer is a stream of JSON lines unless `stream` is false.
+"""Ollama's API: POST /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show, GET /api/tags, /api/ps and /api/version,
+over the same generations as a chat and a completion. An answer is a stream of JSON lines unless `stream` is false.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from vnext.server.ollama.translation import (
     NamedBody,
     OllamaChatBody,
     OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     chat_body,
     generate_body,
@@ -42,7 +43,8 @@ from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasonin
 API_VERSION = "0.9.0"
 """Of Ollama, whose API of this version is spoken here: clients look whether it knows tools and reasoning."""
 NEVER = "9999-12-31T23:59:59Z"
-_chat, _generate, _embed, _named = map(msgspec.json.Decoder, (OllamaChatBody, OllamaGenerateBody, OllamaEmbedBody, NamedBody))
+_chat, _generate, _named = map(msgspec.json.Decoder, (OllamaChatBody, OllamaGenerateBody, NamedBody))
+_embed, _embeddings = map(msgspec.json.Decoder, (OllamaEmbedBody, OllamaEmbeddingsBody))
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -172,14 +174,32 @@ class TextLines(AnswerLines):
 
 
 async def ollama_embed(request: web.Request) -> web.Response:
-    """POST /api/embed."""
+    """POST /api/embed. Without an input it makes no vector: the model is loaded."""
     call = await admit(request, "embd", _embed)
     body: OllamaEmbedBody = call.body
-    asked = EmbeddingBody(input=[body.input] if isinstance(body.input, str) else [*body.input], model=model_of(body.model))
-    vectors, count = await vectors_of(replace(call, body=asked), {"input": asked.input}, Wanted(dimensions=body.dimensions))
-    model, lasted_s = call.context.model_name(asked.model, call.client), time.monotonic() - call.started_s
-    found = {"model": model, "embeddings": await written(vectors), "total_duration": int(lasted_s * 1e9)}
+    inputs = [body.input] if isinstance(body.input, str) and body.input else [*body.input]
+    vectors, count = await _vectors(call, "input", inputs, Wanted(dimensions=body.dimensions))
+    model, lasted_s = call.context.model_name(model_of(body.model), call.client), time.monotonic() - call.started_s
+    found = {"model": model, "embeddings": vectors, "total_duration": int(lasted_s * 1e9)}
     return web.json_response(body=msgspec.json.encode(found | {"load_duration": 0, "prompt_eval_count": count}))
+
+
+async def ollama_embeddings(request: web.Request) -> web.Response:
+    """POST /api/embeddings: one vector, as the model makes it, of any length."""
+    call = await admit(request, "embd", _embeddings)
+    body: OllamaEmbeddingsBody = call.body
+    vectors, _ = await _vectors(call, "prompt", [body.prompt] if body.prompt else [], Wanted(normalize=False))
+    return web.json_response(body=msgspec.json.encode({"embedding": vectors[0] if vectors else []}))
+
+
+async def _vectors(call: Call, name: str, texts: list[str], wanted: Wanted) -> tuple[list[msgspec.Raw], int]:
+    """The vectors of `texts`, which the field `name` holds, as JSON, and the number of their tokens."""
+    asked = EmbeddingBody(input=[*texts], model=model_of(call.body.model))
+    if not texts:
+        call.context.model_name(asked.model, call.client)
+        return [], 0
+    vectors, count = await vectors_of(replace(call, body=asked), {name: asked.input}, wanted)
+    return await written(vectors), count
 
 
 async def ollama_show(request: web.Request) -> web.Response:
