@@ -84,13 +84,17 @@ OWN_MEMBERS = {
     "gemma3n": {"altup.num_inputs": "altup_num_inputs", **BY_LAYER},
     "gemma4": {
         "attention.key_length": "global_head_dim", "attention.value_length": "global_head_dim", "rope.dimension_count": "global_head_dim",
-        "attention.key_length_swa": "head_dim", **BY_LAYER,
+        "attention.key_length_swa": "head_dim", "expert_used_count": "top_k_experts", **BY_LAYER,
     },
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
 }  # fmt: skip
 TOKENS = [f"t{number}" for number in range(97)]
 BYTE_LEVEL = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
+FUSED = {"gemma4"}
+"""Architectures whose experts have gate and up in one tensor; of others the converter makes such files on request."""
+SCALED = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+"""What stands below a router of Gemma 4."""
 DRAWN = {"Q4_K": ((0, 4e-4), (2, 3e-3)), "Q6_K": ((208, 5e-5),)}
 """Types by where their blocks have scales in float16, and what those are."""
 Metadata = Mapping[str, Any]
@@ -258,8 +262,13 @@ def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, An
         layer = names.get_name(own.replace("kv_b", "k_b"), (".weight",)), names.get_name(own.replace("kv_b", "v_b"), (".weight",))
         found |= dict(zip(layer, by_head(array, config)))
         return
+    if scaled := SCALED.get(own.partition(".router.")[2]):
+        found[f"blk.{own.split('.')[2]}.{scaled}"] = array
+        return
     if own.endswith(("_scale", "_scalar")):
         own += ".weight"
+    if expert and name in FUSED:  # up follows gate
+        own = own.replace(".gate_proj", ".gate_up_proj").replace(".up_proj", ".gate_up_proj")
     place = names.get_name(own.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
     assert place is not None, own
     if own.endswith(".sinks"):
@@ -272,7 +281,8 @@ def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, An
     if name in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
         array = array + 1
     if expert:
-        found.setdefault(place, {})[int(expert)] = array
+        parts = found.setdefault(place, {})
+        parts[int(expert)] = np.concatenate((parts[int(expert)], array)) if int(expert) in parts else array
     else:
         found[place] = array
 

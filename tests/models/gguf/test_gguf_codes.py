@@ -40,6 +40,9 @@ TYPES: dict[str, str | Callable[[str], str]] = {"Q8_0": "Q8_0", "Q4_1": "Q4_1", 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2, "initializer_range": 0.05}
 FORMS = {"llama": Case("LlamaForCausalLM", "LlamaConfig", WIDE), "mixtral": Case("MixtralForCausalLM", "MixtralConfig", WIDE)}
 FORMS["gpt_oss"] = CASES["gpt_oss"]._replace(changes={**CASES["gpt_oss"].changes, "intermediate_size": 128})
+FORMS["gemma4"] = CASES["gemma4"]._replace(
+    changes={**CASES["gemma4"].changes, "moe_intermediate_size": 64, "head_dim": 32, "global_head_dim": 64, "intermediate_size": 128}
+)
 
 
 def written(folder: Path, family: str, type_: str | Callable[[str], str]) -> Path:
@@ -75,7 +78,7 @@ def test_any_cut_and_number_of_ranks_gives_the_same_bits(name: str, tmp_path: Pa
 
 
 @needs_native
-@pytest.mark.parametrize(("family", "type_"), [("mixtral", "Q8_0"), ("gpt_oss", "MXFP4")])
+@pytest.mark.parametrize(("family", "type_"), [("mixtral", "Q8_0"), ("gemma4", "Q8_0"), ("gpt_oss", "MXFP4")])
 @torch.inference_mode()
 def test_experts_stay_in_blocks(tmp_path: Path, family: str, type_: str) -> None:
     path = written(tmp_path, family, lambda name: type_ if "_exps" in name or type_ == "Q8_0" else "F32")

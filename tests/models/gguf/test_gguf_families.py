@@ -80,13 +80,15 @@ FORMS = {
     ),
     "dots1": CASES["dots1"]._replace(changes=GROUPED),
     **{name: CASES[name] for name in ("apertus", "gemma3n", "gemma4_shared")},
-    "gemma4": CASES["gemma4"]._replace(changes={**CASES["gemma4"].changes, "enable_moe_block": False, "num_experts": None}),
+    "gemma4": CASES["gemma4"],
+    "gemma4_dense": CASES["gemma4"]._replace(changes={**CASES["gemma4"].changes, "enable_moe_block": False, "num_experts": None}),
 }
 MIXED = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite_h", "granite_h_moe", "falcon_h1_norm", "nemotron_h", "bamba",
          "nemotron_h_moe", "nemotron_h_narrow")  # fmt: skip
 SPLIT = {"kv_b_proj": 2, "in_proj_qkvz": 2, "shared_mlp.input_linear": 2, "shared_mlp.output_linear": 1,
-         "act_fn.beta": 0, "act_fn.eps": 0}  # fmt: skip
-"""Tensors in whose place a file has others, and how many; the last two are the same in all models."""
+         "act_fn.beta": 0, "act_fn.eps": 0, "gate_proj": 1, "up_proj": 0}  # fmt: skip
+"""Tensors in whose place a file has others, and how many; numbers of an activation are the same in all models, and the last two may
+be one."""
 POWERS = {
     "mlp_multipliers": [0.5, 2.0], "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 0.5], "embedding_multiplier": 4.0,
     "lm_head_multiplier": 0.5, "key_multiplier": 0.5, "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5,
@@ -163,6 +165,17 @@ def test_parts_of_tensors_are_those_of_the_checkpoint(pair: Pair) -> None:
             assert np.allclose(found, wanted, rtol=0, atol=1e-6) if name.endswith("A_log") else np.array_equal(found, wanted), name
 
 
+@torch.inference_mode()
+def test_experts_may_have_gate_and_up_in_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the converter makes files of any architecture that its loader lets have them."""
+    save_hybrid(tmp_path / "checkpoint", "qwen3_5_moe")
+    apart = logits_of(converted(tmp_path).written)
+    monkeypatch.setattr(gguf_writing, "FUSED", {"qwen35moe"})
+    joined = gguf_folder(convert(tmp_path / "checkpoint", tmp_path / "joined.gguf"), tmp_path / "folders")
+    assert "blk.0.ffn_gate_up_exps.weight" in {tensor.own_name for tensor in gguf_tensors(joined).values()}
+    assert torch.equal(apart, logits_of(joined))
+
+
 def test_experts_are_counted(tmp_path: Path) -> None:
     """One more than there are would be the numbers of the tensor behind."""
     save_case(tmp_path / "checkpoint", "mixtral")
@@ -179,7 +192,7 @@ def test_experts_are_counted(tmp_path: Path) -> None:
     [
         ("gemma3n", {"gemma3n.attention.sliding_window_pattern": [True] * 4}, "has 4 numbers for 5 layers"),
         ("gemma3n", {"gemma3n.embedding_length_per_layer_input": 0, "gemma3n.altup.num_inputs": "4"}, "altup.num_inputs is '4'"),
-        ("gemma4_shared", {"gemma4.expert_count": 4}, "Gemma 4's experts, which are not read"),
+        ("gemma4_shared", {"gemma4.expert_count": 4}, "gemma4.expert_used_count is None"),
         ("apertus", {"xielu.beta": [0.5, 0.5, 0.4]}, "xielu.beta is not 0.5"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import NormalDist
 from types import MappingProxyType
 
-from vnext.models.errors import ModelError
 from vnext.models.gguf.members import STRETCHES, Members, plain, rope_of
 
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
@@ -44,9 +43,7 @@ def _gemma3n(members: Members) -> dict[str, object]:
 
 
 def _gemma4(members: Members) -> dict[str, object]:
-    """Gemma 4 without experts. Layers with a window have smaller heads."""
-    if members.number("expert_count", 0):
-        raise ModelError("the file has Gemma 4's experts, which are not read; take the model's safetensors checkpoint")
+    """Layers with a window have smaller heads; experts stand beside the MLP."""
     shares_values = any(members.has("attn_k.weight", at) and not members.has("attn_v.weight", at) for at in members.places)
     heads = dict(zip(_kinds(members), members.each("attention.head_count_kv")))
     widths, ropes = members.each("feed_forward_length"), _two_ropes(members)
@@ -62,7 +59,16 @@ def _gemma4(members: Members) -> dict[str, object]:
         "use_double_wide_mlp": len(set(widths)) > 1,
         "final_logit_softcapping": members.number("final_logit_softcapping") if "final_logit_softcapping" in members else None,
         "rope_parameters": ropes,
-    } | _layered(members)
+    } | _layered(members) | (_experts(members) if members.number("expert_count", 0) else {})
+
+
+def _experts(members: Members) -> dict[str, object]:
+    return {
+        "enable_moe_block": True,
+        "num_experts": members.number("expert_count"),
+        "top_k_experts": members.number("expert_used_count"),
+        "moe_intermediate_size": members.number("expert_feed_forward_length"),
+    }
 
 
 def _two_ropes(members: Members) -> dict[str, dict[str, object]]:

@@ -49,6 +49,8 @@ OTHERWISE = (
     (".feed_forward.experts.w1.", ".mlp.experts.gate_proj."),
     (".feed_forward.experts.w2.", ".mlp.experts.down_proj."),
     (".feed_forward.experts.w3.", ".mlp.experts.up_proj."),
+    (".router.scale", ".router.proj.scale"),
+    (".router.per_expert_scale", ".experts.down_proj.scale"),
 )
 """Parts of names, and what stands for them in the table where that does not know the name."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -137,7 +139,7 @@ class _Names(NamedTuple):
         if found := self._of_module(name):
             return found + ENDINGS.get(name.rpartition(".")[2], ".weight")
         base, dot, ending = name.rpartition(".")
-        if ending in ("weight", "bias") and (found := self._of_module(base)):
+        if ending in ("weight", "bias", "scale") and (found := self._of_module(base)):
             return f"{found}{dot}{ending}"
         other = next((name.replace(*each) for each in OTHERWISE if each[0] in name), "")
         return other and self.of(other)
