@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from checkpoints import save_as_ling, save_as_ling_2
 
 VOCAB_SIZE = 97
 BASE: dict[str, Any] = dict(
@@ -66,12 +68,14 @@ SHORT = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 
 
 
 class Case(NamedTuple):
-    """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for."""
+    """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for. `save`: what
+    saves it as a model that transformers has not, whose arithmetic is the same; None for `save_pretrained`."""
 
     architecture: str
     config: str
     changes: dict[str, Any]
     asked_length: int | None = None
+    save: Callable[[torch.nn.Module, Path], None] | None = None
 
 
 UNSCALED = ("Gemma3nTextConfig", "Gemma4TextConfig", "Gemma4UnifiedTextConfig")
@@ -142,6 +146,21 @@ CASES: dict[str, Case] = {
         "Glm4MoeForCausalLM",
         "Glm4MoeConfig",
         {**GROUPED, "head_dim": 24, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5},
+    ),
+    "ling_2": Case(
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {**GROUPED, "head_dim": 24, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+        save=save_as_ling_2,
+    ),
+    "ling": Case(
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        {
+            "num_local_experts": 4, "intermediate_size": 40, "shared_intermediate_size": 80, "attention_multiplier": 0.25,
+            "num_key_value_heads": 4,
+        },
+        save=save_as_ling,
     ),
     "solar_open": Case("SolarOpenForCausalLM", "SolarOpenConfig", {**GROUPED, "head_dim": 24, "n_group": 1}),
     "dots1": Case("Dots1ForCausalLM", "Dots1Config", {**GROUPED, "sliding_window": 40, "max_window_layers": 2}),
@@ -354,5 +373,5 @@ def make_model(case_name: str) -> torch.nn.Module:
 def save_case(path: Path, name: str) -> torch.nn.Module:
     """The model of a case, also saved as a checkpoint into folder `path`."""
     model = make_model(name)
-    model.save_pretrained(path)
+    (CASES[name].save or type(model).save_pretrained)(model, path)
     return model

@@ -103,7 +103,8 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str
         parameter.copy_(parameter.bfloat16())
     prompt = torch.tensor([PROMPT])
     truth = oracle(prompt).logits[0]
-    theirs = type(oracle).from_pretrained(saved / f"{name}-16", dtype=torch.bfloat16).eval()(prompt).logits[0].float()
+    oracle.save_pretrained(saved / f"{name}-theirs")
+    theirs = type(oracle).from_pretrained(saved / f"{name}-theirs", dtype=torch.bfloat16).eval()(prompt).logits[0].float()
     model = load_model(saved / f"{name}-16", asked_length=CASES[name].asked_length)
     params = load_params(saved / f"{name}-16", model.config, model.parallel, torch.bfloat16, "cpu")
     kv = make_kv_cache(model.config, 64 * len(kv_groups(model.config).windows), 16, torch.bfloat16, "cpu", model.parallel)

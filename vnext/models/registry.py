@@ -109,6 +109,8 @@ ROWS = MappingProxyType(
         "HYV3ForCausalLM": Row("experts.glm4_moe", "hy_v3", "HYV3Model"),
         "MiniMaxM2ForCausalLM": Row("experts.minimax_m2", "minimax_m2", "MiniMaxM2Model"),
         "Ernie4_5_MoeForCausalLM": Row("experts.ernie4_5_moe", "ernie4_5_moe", "Ernie4_5_MoeModel"),
+        "BailingMoeForCausalLM": Row("experts.bailing", "bailing_moe"),
+        "BailingMoeV2ForCausalLM": Row("experts.bailing", "bailing_moe_v2"),
         "HunYuanMoEV1ForCausalLM": Row("hunyuan", "hunyuan_v1_moe", "HunYuanMoEV1Model"),
         "FlexOlmoForCausalLM": Row("olmo2", "flex_olmo", "FlexOlmoModel"),
         "Qwen2MoeForCausalLM": Row("experts.qwen3_moe", "qwen2_moe", "Qwen2MoeModel"),

@@ -1,0 +1,106 @@
+"""Ling, Ring: experts beside shared ones; 2.0 has GLM 4.5's router and norms over heads."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked, first_layers
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.model_config import Experts, ModelConfig, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
+from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, rms_norm, sparse_mlp
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import Attention, Mlp
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        **EXPERT_AXES,
+        **shared_axes("shared_experts"),
+        "word_embeddings": matrix(Axis.VOCAB, Axis.HIDDEN),
+        "query_key_value": matrix((Axis.HEADS, Axis.KV_HEADS, Axis.KV_HEADS), Axis.HIDDEN),
+        "dense": matrix(Axis.HIDDEN, Axis.HEADS),
+        "expert_bias": Layout((Axis.EXPERTS,)),
+        **dict.fromkeys(("query_layernorm", "key_layernorm"), Layout((Axis.HEAD_DIM,))),
+    }
+)
+SECOND = "BailingMoeV2ForCausalLM"
+USUAL = MappingProxyType(
+    {"num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "moe_intermediate_size": 1408, "norm_topk_prob": True}
+)
+SECOND_USUAL = MappingProxyType(
+    {
+        "num_shared_experts": 1, "max_position_embeddings": 32768, "rope_theta": 6e5, "partial_rotary_factor": 0.5, "head_dim": 128,
+        "num_key_value_heads": 4, "num_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+        "moe_intermediate_size": 512, "first_k_dense_replace": 1,
+    }
+)  # fmt: skip
+
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    is_second = raw["architectures"][0] == SECOND
+    raw = (SECOND_USUAL if is_second else USUAL) | raw
+    for key in ("use_bias", "norm_head", "use_sliding_window"):
+        refuse(raw, key, unless=(False,))
+    usual = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
+    return common_config(
+        raw,
+        generation,
+        rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=True),
+        experts=experts(raw, is_second),
+        attention_bias=flag(raw, "use_qkv_bias"),
+    )
+
+
+def experts(raw: Json, is_second: bool) -> Experts:
+    """The experts: marked by softmax, of the second generation by sigmoids with a bias, in groups. Raises ModelError."""
+    wide, per_token = positive(raw, "moe_intermediate_size"), positive(raw, "num_experts_per_tok")
+    router = Router(per_token, flag(raw, "norm_topk_prob"))
+    if is_second:
+        refuse(raw, "score_function", unless=("sigmoid",))
+        router = Router(
+            per_token,
+            True,
+            marks="sigmoid",
+            scale=number(raw, "routed_scaling_factor", 1.0),
+            groups=positive(raw, "n_group"),
+            kept_groups=positive(raw, "topk_group"),
+        )
+    shared = positive(raw, "num_shared_experts") if raw["num_shared_experts"] else 0
+    return checked(
+        Experts(
+            count=positive(raw, "num_experts"),
+            intermediate_size=wide,
+            router=router,
+            dense_layers=first_layers(raw, "first_k_dense_replace"),
+            shared_size=shared * positive(raw, "moe_shared_expert_intermediate_size", wide),
+        )
+    )
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    assert config.experts is not None
+    dense = config.experts.dense_layers
+    names = ExpertNames(bias="gate.expert_bias" if config.architecture == SECOND else "", shared="shared_experts")
+
+    def mixing(here: str) -> Attention:
+        norms = [here + name for name in ("query_layernorm", "key_layernorm")]
+        own = [rms_norm(source, name) if f"{name}.weight" in source else None for name in norms]
+        joined = linear(source, here, "query_key_value", bias=config.attention_bias)
+        return Attention(joined, linear(source, here, "dense"), *own)
+
+    def widening(prefix: str, index: int) -> Mlp:
+        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", names)
+
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (mixing(prefix + "attention."), widening(prefix, index)),
+        Names(embedding="word_embeddings"),
+    )
