@@ -9,7 +9,6 @@ namespace of its own). Both directions pass one bucket, so it has twice the rate
 from __future__ import annotations
 
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.record import parser_of, record_of, write_record
+from tests.run.ports import held_port
 from vnext.commands.machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def asked(link: str, rate_mbit: int, rounds: int) -> dict[str, Any]:
     """Rank 0's seconds by shape, rows and form."""
     with tempfile.TemporaryDirectory(prefix="vnext-overlap-") as folder:
         form = "memory" if link == "shared memory" else "tcp"
-        meeting = f"{folder}/meeting" if form == "memory" else f"127.0.0.1:{free_port()}"
+        meeting = f"{folder}/meeting" if form == "memory" else f"127.0.0.1:{held_port()}"
         ranks = [f"{sys.executable} -m perf.overlap_ranks {rank} {form} {meeting} {rounds}" for rank in (1, 0)]
         slowed = SLOWED.format(rate=2 * rate_mbit) if rate_mbit else ""
         command = ["sh", "-c", f"{slowed}{{ {' & '.join(ranks)}; }}"]
@@ -52,11 +52,6 @@ def asked(link: str, rate_mbit: int, rounds: int) -> dict[str, Any]:
             ["unshare", "-rn", *command] if rate_mbit else command, cwd=ROOT, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True
         )
     return json.loads(ran.stdout)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def summaries(found: dict[str, Any]) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from typing import Any
 import aiohttp
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 from attack_server import SLOW, Attack, Outcome, Serve, nothing, posted, raw, run, serving  # noqa: E402  (needs the path above)
 
+from tests.run.ports import held_port  # noqa: E402
 from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
 from vnext.commands.bench.load.generator import Request, keep_sending  # noqa: E402
 
@@ -197,11 +198,6 @@ async def _begin_batch(client: Client, file: str) -> dict[str, Any]:
     return await client.ask("/v1/batches", {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}, dict)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @contextmanager
 def guarded(more: Sequence[str], root: Path, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A server with keys, batches and these options, as attack_server's."""
@@ -212,7 +208,7 @@ def guarded(more: Sequence[str], root: Path, folder: Path) -> Iterator[tuple[str
         yield running
 
 
-BLOCKS_AT = free_port()
+BLOCKS_AT = held_port()
 decoding = partial(guarded, ("--role", "decode"))
 prefilling = partial(guarded, ("--role", "prefill", "--handover-transport", "tcp", "--handover-address", f"127.0.0.1:{BLOCKS_AT}"))
 ATTACKS: dict[str, tuple[Serve, Attack]] = {

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from serving import ROOT, complete_all, eventually, held, in_background, serving
 
+from tests.run.ports import held_port
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.processes.inherited import FILES_MAX
 
@@ -215,9 +216,7 @@ def test_a_server_with_more_descriptors_than_select_takes_recovers_and_ends(tmp_
 
 @pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", ">/dev/full", ">/dev/full 2>/dev/full"])
 def test_a_server_serves_where_it_cannot_say_so(tmp_path: Path, streams: str) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = held_port()
     command = [sys.executable, "-P", "-m", "vnext.commands.cli", "serve", "--port", str(port), "--log", "off", *COMMON]
     by, environment = ["bash", "-c", f'exec "$@" {streams}', "bash"], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([*by, *command], env=environment) as process:

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from test_two_hosts import PLAIN, free_port, tokens_of
+from test_two_hosts import PLAIN, tokens_of
 
+from tests.run.ports import held_port
 from tests.runtime.killed import in_turn
 from vnext import LLM, SamplingParams
 from vnext.base.exits import REFUSED
@@ -147,7 +148,7 @@ def test_a_cluster_that_does_not_answer_is_refused(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from vnext.ray import placer; placer.JOIN_TIMEOUT_S = 1; "
         "placer.join(Path(sys.argv[1]))"
     )
-    environment = {**os.environ, **ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.2:{free_port('127.0.0.2')}"}
+    environment = {**os.environ, **ENVIRONMENT, "RAY_ADDRESS": f"127.0.0.2:{held_port('127.0.0.2')}"}
     command = [sys.executable, "-c", program, tmp_path / "refusal"]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == REFUSED
     assert (tmp_path / "refusal").read_text() == (
@@ -279,7 +280,7 @@ def served(driver: Any) -> Iterator[str]:
 
     from vnext.ray import app
 
-    port = free_port("127.0.0.1")
+    port = held_port("127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "HTTP_PROXY_TIMEOUT", 300)
         serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.run.ports import held_port
 from tests.runtime.killed import heard_of
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
@@ -26,11 +26,6 @@ from vnext.state.params import Sampling
 SECRET = "a secret of both hosts"
 PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 PLAIN = {"dtype": "bfloat16", "tensor_parallel_size": 2, "threads": 1, "digest_interval": 4}
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -77,7 +72,7 @@ def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path, alone: dict[s
     with SyncEngineClient.connect(one.address) as client:
         expected = tokens_of(client)
     one.stop()
-    port, files = free_port("127.0.0.2"), len(os.listdir("/dev/shm"))
+    port, files = held_port("127.0.0.2"), len(os.listdir("/dev/shm"))
     settings = EngineSettings(
         log_dir=str(tmp_path), nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_secret_file=str(secret), **PLAIN | shape
     )

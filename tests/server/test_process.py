@@ -20,6 +20,7 @@ from edge_server import echo_answer
 from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import CHAT_TEMPLATE, byte_level_backend
 
+from tests.run.ports import held_port
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.protocol.messages import Hello, SubmitRequest
 from vnext.server.settings import ServerSettings
@@ -31,11 +32,6 @@ def checkpoint(path: Path) -> str:
     byte_level_backend().save(str(path / "tokenizer.json"))
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return str(path)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def start_by_hand(settings: ServerSettings) -> tuple[int, str]:
@@ -53,7 +49,7 @@ def start_by_hand(settings: ServerSettings) -> tuple[int, str]:
 @contextmanager
 def server_process(engine: FakeEngine, path: Path) -> Iterator[tuple[Child, int]]:
     settings = ServerSettings(
-        port=free_port(), model_path=checkpoint(path), engine_address=engine.address, drain_s=60.0
+        port=held_port(), model_path=checkpoint(path), engine_address=engine.address, drain_s=60.0
     )
     child = start_child("API server", "vnext.server")
     child.send_config(msgspec.json.encode(settings))
@@ -110,7 +106,7 @@ def test_a_second_sigterm_aborts_what_is_live(tmp_path: Path) -> None:
 
 def test_requests_wait_while_the_model_loads(tmp_path: Path) -> None:
     """The engine comes when the server has listened for a while; the request that came before it gets its answer."""
-    address, settings = f"tcp://127.0.0.1:{free_port()}", ServerSettings(port=free_port(), model_path=checkpoint(tmp_path))
+    address, settings = f"tcp://127.0.0.1:{held_port()}", ServerSettings(port=held_port(), model_path=checkpoint(tmp_path))
     child = start_child("API server", "vnext.server")
     child.send_config(msgspec.json.encode(msgspec.structs.replace(settings, engine_address=address)))
     try:
@@ -146,7 +142,7 @@ def test_sigterm_reaches_a_server_that_has_begun_to_wait(tmp_path: Path) -> None
         "sys.exit(run_server(settings, settings.engine_address, settings.model_path))"
     )
     with FakeEngine(echo_answer, silent=True) as engine:
-        settings = ServerSettings(port=free_port(), model_path=checkpoint(tmp_path), engine_address=engine.address)
+        settings = ServerSettings(port=held_port(), model_path=checkpoint(tmp_path), engine_address=engine.address)
         process = subprocess.Popen([sys.executable, "-c", code, msgspec.json.encode(settings).decode()], cwd=ROOT)
         try:
             engine.wait_for(lambda: len(engine.of_kind(Hello)) == 1)
@@ -193,7 +189,7 @@ def test_other_reasons_not_to_start(tmp_path: Path) -> None:
     code, words = start_by_hand(settings)  # no engine is waited for
     assert code == 2 and "no/such.jinja cannot be read" in words and words.count("\n") == 1
     settings = ServerSettings(
-        port=0, model_path=checkpoint(tmp_path), engine_address=f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.2
+        port=0, model_path=checkpoint(tmp_path), engine_address=f"tcp://127.0.0.1:{held_port()}", connect_timeout_s=0.2
     )
     code, words = start_by_hand(settings)
     assert code == 1 and "did not answer within 0.2 s" in words and words.count("\n") == 1

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from edge_server import EdgeServer, echo_answer
 from fake_engine import FakeEngine, wait_until
-from test_process import checkpoint, free_port, start_by_hand
+from test_process import checkpoint, start_by_hand
 
+from tests.run.ports import held_port
 from vnext.options.reader import ServeCommand, parse
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.server.settings import ServerSettings
@@ -50,7 +51,7 @@ def test_a_server_speaks_https_and_asks_for_certificates(tmp_path: Path, require
     asks = {"ssl_ca_certs": PEM, "ssl_cert_reqs": 2} if required else {}
     with FakeEngine(echo_answer) as engine:
         settings = ServerSettings(
-            port=free_port(), model_path=checkpoint(tmp_path), engine_address=engine.address, ssl_certfile=PEM, **asks
+            port=held_port(), model_path=checkpoint(tmp_path), engine_address=engine.address, ssl_certfile=PEM, **asks
         )
         child = start_child("API server", "vnext.server")
         child.send_config(msgspec.json.encode(settings))

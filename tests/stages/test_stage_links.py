@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.run.ports import held_port
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.stage_links import StageLinks, StagePlace, stage_place
 from vnext.runtime.transport.collectives.errors import RankLost
@@ -68,8 +68,7 @@ def test_states_go_to_the_stage_behind_and_tokens_to_all_before(tmp_path: Path) 
 
 def on_hosts(folder: Path, world_size: int, stages: int, keys: dict[int, bytes] = {}) -> list[RankSettings]:  # noqa: B006
     """Of two hosts, each with a folder and an address of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store, here = f"127.0.0.1:{free.getsockname()[1]}", world_size // 2
+    store, here = f"127.0.0.1:{held_port()}", world_size // 2
     found = []
     for rank in range(world_size):
         host = rank // here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tests.run.ports import held_port
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.layers.layers import Attention, GatedMlp, Linear, operations, row
@@ -27,8 +27,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def on_ranks(work: Callable[[Parallel, GlooGroup], Any]) -> list[Any]:
     """`work` of ranks that meet as those of several hosts do; they are threads, and gloo knows no difference."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        store = f"127.0.0.1:{listener.getsockname()[1]}"
+    store = f"127.0.0.1:{held_port()}"
 
     def run(rank: int) -> Any:
         group = group_of_hosts(store, "127.0.0.1", rank, RANKS)

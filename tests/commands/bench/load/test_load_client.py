@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from load_server import load_server, sse
 
+from tests.run.ports import held_port
 from vnext.commands.bench.load.answers import Chunk, Models, RequestFailed, decode_chunk
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.bench.load.client import Client
@@ -32,8 +32,7 @@ def url() -> Iterator[str]:
 
 
 def free_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return f"http://127.0.0.1:{held_port()}"
 
 
 def streamed(url: str, prompt: str) -> list[Chunk]:
