@@ -1,7 +1,7 @@
 """Scripts of the engine: a line is a command, the indented lines below it are what happened. The words:
 
     engine block_size=4 ...      a fresh engine; fields of SchedulerConfig, the rest as in core_drive.config_of
-    arrive a prompt=1*5,7 ...    a request named a; prompts are tokens, `1*5` is five ones, `i1*5` five of input 1; fields of Sampling, priority, salt
+    arrive a prompt=1*5,7 ...    a request named a; prompts are tokens, `1*5` is five ones, `i1*5` five of input 1, `r2:1*6` six of it in two rows; fields of Sampling, priority, salt
     plan | commit 9 b=0          decide and fold a step; give its samples: everybody 9, b 0
     step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
     pause keep | unpause         an engine pauses in a mode, and goes on; `weights 1 d`: version 1 of them, with digest d
@@ -38,7 +38,7 @@ from vnext.state.feasibility import refusal
 from vnext.state.params import Guidance
 from vnext.state.pool import free_blocks, pinned_pages
 from vnext.state.state import State
-from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
+from vnext.state.store.inputs import DIGEST_SIZE, input_tokens, with_rows
 
 INDENT = "    "
 TOKEN = 9
@@ -262,6 +262,9 @@ def _all_tokens(text: str) -> list[int]:
 
 def _tokens(part: str) -> list[str]:
     token, _, count = part.partition("*")
+    if token.startswith("r"):
+        rows, _, image = token[1:].partition(":")
+        return list(map(str, input_tokens(with_rows(int(image).to_bytes(DIGEST_SIZE, "little"), int(rows)), int(count)).tolist()))
     if token.startswith("i"):
         return list(map(str, input_tokens(int(token[1:]).to_bytes(DIGEST_SIZE, "big"), int(count)).tolist()))
     return [token] * int(count or 1)

@@ -34,7 +34,7 @@ from vnext.state.expected import begun, is_encoded
 from vnext.state.params import Sampling
 from vnext.state.state import State
 from vnext.state.store.fields import DIGEST_WORDS
-from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
+from vnext.state.store.inputs import DIGEST_SIZE, input_tokens, with_rows
 
 
 class Changes(TypedDict, total=False):
@@ -178,13 +178,14 @@ def _wrong_admissions(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:
 
 
 def arrived_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
-    """Another number than the next one, no prompt, half a token or input, no answer wanted, or more than anybody could serve."""
+    """Another number than the next one, no prompt, half a token, input or row, no answer wanted, or more than anybody could serve."""
     due, far = seen.state.next_id, seen.state.config.max_model_len
     id_, prompt, wanted_tokens = rng.choose(
         ((due + 1, 1, 1), (due - 1, 1, 1), (due, 0, 1), (due, 1, 0), (due, far, 1), (due, 1, far), (due, -1, 1), (due, -2, 1))
     )
-    torn = input_tokens(bytes(DIGEST_SIZE), DIGEST_WORDS)[:-1].tobytes() if prompt == -2 else b"\x01\x00\x00\x00\x00"
-    data = pack_tokens([1] * prompt) if prompt >= 0 else torn
+    uneven = input_tokens(with_rows(bytes(DIGEST_SIZE), 3), DIGEST_WORDS).tobytes()
+    torn = uneven if seen.state.config.grids else uneven[:-4]
+    data = pack_tokens([1] * prompt) if prompt >= 0 else torn if prompt == -2 else b"\x01\x00\x00\x00\x00"
     return RequestArrived(
         id=RequestId(id_),
         name="nobody",

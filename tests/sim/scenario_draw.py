@@ -79,7 +79,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_recurrent(Rng(seed + 2**53), config) if has_states(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if has_pictures(seed):
-        config, clients = as_encoding(Rng(seed + 2**51), config), pictured(clients)
+        config = replace(as_encoding(Rng(seed + 2**51), config), grids=seed // PICTURED_SEEDS % 3 == 0)
+        clients = pictured(clients, config.grids)
     clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
     clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients

@@ -8,7 +8,7 @@ from __future__ import annotations
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, generated_by, unpack_tokens
 from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, Sampling
-from vnext.state.store.inputs import are_whole, has_inputs
+from vnext.state.store.inputs import are_whole, has_inputs, inputs_in, rows_of
 from vnext.state.windows import pages_needed
 
 
@@ -19,7 +19,7 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return "the prompt is empty: send at least one token"
     if wanted < 1:
         return f"max_tokens is {wanted}: ask for at least 1"
-    if has_inputs(arrival.prompt) and (why_not := _inputs_refusal(arrival)):
+    if has_inputs(arrival.prompt) and (why_not := _inputs_refusal(config, arrival)):
         return why_not
     if prompt + wanted > config.max_model_len:
         return (
@@ -56,11 +56,14 @@ def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
     return f"the request has ended with token {last}" if ends and count > sampling.min_tokens else None
 
 
-def _inputs_refusal(arrival: RequestArrived) -> str | None:
+def _inputs_refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
     """Why a prompt with tokens below 0 is refused; None if it is not."""
     tokens = unpack_tokens(arrival.prompt)
     if not are_whole(tokens):
         return f"token id {tokens.min()} is below 0: give images as images, not as tokens"
+    for _, length, digest in inputs_in(tokens) if config.grids else ():
+        if not (rows := rows_of(digest)) or length % rows:
+            return f"an image of the prompt has {length} tokens, which are not {rows} rows: give images as images, not as tokens"
     if arrival.sampling.prompt_logprobs != NO_LOGPROBS:
         return "prompt_logprobs does not go with images: leave one of them out"
     return None

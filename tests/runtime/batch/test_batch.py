@@ -26,11 +26,12 @@ from vnext.state.feasibility import refusal
 from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.state import StepInFlight
+from vnext.state.store.inputs import DIGEST_SIZE, input_tokens, with_rows
 
 VOCABULARY = 23
 
 
-def engine_started(rng: random.Random) -> EngineStarted:
+def engine_started(rng: random.Random, grids: bool = False) -> EngineStarted:
     config = SchedulerConfig(
         block_size=rng.choice([1, 2, 4]),
         page_count=rng.randint(8, 30),
@@ -45,7 +46,7 @@ def engine_started(rng: random.Random) -> EngineStarted:
         vocab_size=VOCABULARY,
     )
     windows = rng.choice([(), (), (3,), (0, 5), (6, 1, 0)])
-    config = replace(config, windows=windows, page_count=config.page_count * max(len(windows), 1))
+    config = replace(config, grids=grids, windows=windows, page_count=config.page_count * max(len(windows), 1))
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
 
@@ -97,7 +98,7 @@ def seen_part(table: np.ndarray, forward: ForwardBatch, block_size: int, window:
 
 
 def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
-    for name in fast.forward._fields[:7]:
+    for name in (*fast.forward._fields[:7], "turning"):
         assert_equal_trees(getattr(fast.forward, name), getattr(simple.forward, name))
     assert_equal_trees(fast.forward.groups, simple.forward.groups)
     assert np.array_equal(fast.logprobs, simple.logprobs)
@@ -136,13 +137,29 @@ def take_drawn(
     return tokens
 
 
-def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | None = None) -> None:
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_places_of_images_equal_the_rebuilt_ones(seed: int) -> None:
+    assert walk(seed, 150, grids=True) == {0, 1, 2}, "steps without images, of texts behind them, and of images themselves"
+
+
+def with_images(prompt: list[int]) -> bytes:
+    """A prompt in which an image in one to three rows begins at each 3 that has room."""
+    found, at = np.array(prompt, np.int32), 0
+    while 3 in prompt[at : max(len(prompt) - 5, 0)]:
+        at = prompt.index(3, at)
+        rows = prompt[at + 1]
+        found[at : at + 6] = input_tokens(with_rows(bytes([at] * DIGEST_SIZE), rows), 6)
+        at += 6
+    return pack_tokens(found)
+
+
+def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | None = None, grids: bool = False) -> set[int]:
     """A random life of an engine; every step's tensors against those that are rebuilt from the state alone.
 
-    `make`: another batch with the same methods.
+    `make`: another batch with the same methods. Returns how many axes places had that were not positions.
     """
-    rng = random.Random(seed)
-    started = engine_started(rng)
+    rng, axes = random.Random(seed), set[int]()
+    started = engine_started(rng, grids)
     state = start(started)
     words = Vocabulary(Path("no tokenizer"), VOCABULARY, started.config.eos_token_ids)
     batch = PersistentBatch(started.config, VOCABULARY, words) if make is None else make(started.config)
@@ -150,7 +167,8 @@ def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | No
     while steps < step_count:
         choice = rng.random()
         if choice < 0.3:
-            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 16))])
+            drawn = [rng.randrange(1, 4) for _ in range(rng.randint(1, 16))]
+            prompt = with_images(drawn) if grids else pack_tokens(drawn)
             arrival = RequestArrived(
                 id=state.next_id, name="", prompt=prompt, sampling=random_sampling(rng, make is None), priority=rng.randrange(3), arrival_ns=0
             )
@@ -163,6 +181,7 @@ def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | No
             scheduled, steps = state.in_flight[-1], steps + 1
             fast = without_unread_entries(batch.step_inputs(state), started.config)
             assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY, words))
+            axes.add(0 if fast.forward.turning is None else fast.forward.turning.ndim)
             assert fed_words(fast, started.config)[:-1] == fed.due(state, commits)
             tokens = take_drawn(batch, scheduled, rng, sampled)
             commits[scheduled.step] = StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens))
@@ -171,14 +190,16 @@ def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | No
             step, tokens = results.pop(0)
             state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
     assert state.counters.generated_tokens > step_count // 3
+    return axes
 
 
+@pytest.mark.parametrize("grids", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> None:
+def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int, grids: bool) -> None:
     """Three requests decode, a fourth comes, one is aborted, one has a bias: tensors are given again where they may be."""
     config = SchedulerConfig(
         block_size=8, page_count=64, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, vocab_size=VOCABULARY,
-        pipeline_depth=depth,
+        pipeline_depth=depth, grids=grids,
     )  # fmt: skip
     state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
     batch, rng, sampled, pending_step, newest, again = (
@@ -193,7 +214,8 @@ def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> No
     arrivals = {0: [(20, {}), (3, {}), (9, {})], 50: [(2, {})], 100: [(5, late)]}
     for turn in range(130):
         for length, given in arrivals.get(turn, ()):
-            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(length)])
+            drawn = [rng.randrange(1, 4) for _ in range(length)]
+            prompt = with_images(drawn) if grids else pack_tokens(drawn)
             sampling = Sampling(seed=turn, max_tokens=40, temperature=0.5, **given)
             state = reduce(state, RequestArrived(
                 id=state.next_id, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0

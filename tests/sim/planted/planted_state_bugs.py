@@ -496,6 +496,8 @@ INPUT_BUGS = [
         "should have been refused",
         "ValueError",
     ),
+    bug("an image's last row is short", "state.feasibility", "if not (rows := rows_of(digest)) or length % rows:",
+        "if not (rows := rows_of(digest)):", "should have been refused"),
     bug("rows begin any number of inputs", "state.expected", "most, room = up_to_inputs(state, cut(config, rows, most))",
         "most, room = cut(config, rows, most), room_of(state)", "S6", "IllegalEvent"),
     bug("admitted requests begin any number of inputs", "sched.admission",

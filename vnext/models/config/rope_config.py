@@ -24,7 +24,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     turned. `attention_factor` multiplies cosines and sines (yarn, longrope).
     `original_position_count`: the context of the training before the stretching. The other numbers belong to the kinds
     that their names and `rope.py` tell; `divisors` are longrope's, one a frequency, for contexts beyond the original one
-    if `beyond`.
+    if `beyond`. `axes`: by which of three numbers each pair turns where tokens of images have a place in time, a row and a column,
+    () where tokens have one place.
     """
 
     theta: float
@@ -40,6 +41,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     divisors: tuple[float, ...] = ()
     beyond: bool = False
+    axes: tuple[int, ...] = ()
 
 
 def scaling_of(raw: Json) -> Json:

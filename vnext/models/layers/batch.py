@@ -83,7 +83,8 @@ class ForwardBatch(NamedTuple):
     adapter that the step computes with; on a device `tiles` says which tokens have one, and `adapted` gives the operations that
     compute with them. `aux` takes the inputs of some layers. `states` [T, hidden]: what the layers of the stages before have made
     of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up. `recurrent` is None
-    where all layers attend. `inputs`: where tokens, which are below 0 there, stand for images.
+    where all layers attend. `inputs`: where tokens, which are below 0 there, stand for images. `turning`: the places by which a
+    rope with axes turns, int64 [T], or [3, T] where images are among the tokens; None where these are `positions`.
     """
 
     token_ids: Array
@@ -103,6 +104,12 @@ class ForwardBatch(NamedTuple):
     states: Array | None = None
     recurrent: RecurrentBatch | None = None
     inputs: tuple[InputPart, ...] = ()
+    turning: Array | None = None
+
+    @property
+    def places(self) -> Array:
+        """By which heads turn."""
+        return self.positions if self.turning is None else self.turning
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

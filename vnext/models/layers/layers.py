@@ -162,7 +162,7 @@ def layer_steps(
         chosen = chosen._replace(paged_attention=prepared.attend)
     if batch.adapted is not None:
         chosen = batch.adapted(chosen)
-    cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
+    cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.places, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     growth = config.form.query_growth
     factors = growth and as_tensor(query_factors(batch.positions, growth, isinstance(frequencies, np.ndarray)))[:, None]

@@ -67,7 +67,7 @@ def stretch_by_turns(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
 
 def rotary_angles(positions: Array, frequencies: Array, rope: Rope) -> tuple[Array, Array]:
     """Cosine and sine, float32 [T, frequencies], of positions int64 [T], times the rope's attention factor. With frequencies in an
-    array they are made on the host; with a tensor by torch, on its device."""
+    array they are made on the host, also of [3, T] for a rope with axes; with a tensor by torch, on its device."""
     if isinstance(positions, np.ndarray):
         return _host_angles(positions, frequencies, rope)
     if isinstance(frequencies, np.ndarray):
@@ -90,6 +90,7 @@ def query_factors(positions: Array, growth: tuple[float, int], on_host: bool) ->
 
 
 def _host_angles(positions: np.ndarray, frequencies: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
-    angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    turned = positions.astype(np.float32)[:, None] if positions.ndim == 1 else positions[np.array(rope.axes)].T.astype(np.float32)
+    angles = (turned * frequencies).astype(np.float64)
     factor = np.float32(rope.attention_factor)
     return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor

@@ -104,13 +104,13 @@ class WholeStep:
         parts = self._adapted.parts(batch) if self._adapted else None
         if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
-            given["groups"] = self._groups_of(batch)
+            given |= {"groups": self._groups_of(batch), "positions": batch.places}
             given["states"] = batch.recurrent and tuple(batch.recurrent[1:])
             given |= self._ends(len(batch.sample_at), sampling)
             self._step = kernel.describe_step(kernel.StepArrays(**given, parts=parts))
             self._batch, self._sampling, self._parts = batch, sampling, parts
         while not kernel.run(self._described, self._step):
-            self._described = self._with_angles(2 * (int(batch.positions.max()) + 1))
+            self._described = self._with_angles(2 * (int(batch.places.max()) + 1))
         return self._step
 
     def _ends(self, count: int, sampling: Sampled | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.turning import Turning
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.drafters.drafter import drafter_of
 from vnext.state.config import SchedulerConfig
@@ -47,12 +48,12 @@ class PersistentBatch:
         if a model drafts."""
         self._config = config
         row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
-        self._groups = config.group_count
-        self._table = np.zeros((row_count, width * self._groups), dtype=np.int32)
+        self._table = np.zeros((row_count, width * config.group_count), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
         self._sampling = SamplingColumns(config, vocab_size, vocabulary)
         self._prompts = PromptRows()
+        self._turning = Turning(row_count) if config.grids else None
         self._free = list(range(row_count - 1, -1, -1))
         self._row_of: dict[tuple[int, int], int] = {}
         self._places = np.empty(0, dtype=np.int64)
@@ -101,7 +102,7 @@ class PersistentBatch:
         """Whether the next decode can advance these arrays: of one group of layers that attend, no row is below its minimum length,
         and none begins with empty states."""
         recurrent = inputs.forward.recurrent
-        is_plain = self._groups == 1 and inputs.sampling is not None and inputs.sampling.banned is None
+        is_plain = self._config.group_count == 1 and inputs.sampling is not None and inputs.sampling.banned is None
         return is_plain and (recurrent is None or not recurrent.fresh.any())
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
@@ -177,7 +178,7 @@ class PersistentBatch:
         width = blocks_for(int(ends.max()), size)
         (block, offset), owners = np.divmod(positions, size), per_token(scheduled, places)
         (slots, table), *others = [
-            self._places_of(group, places, owners, block, offset, width) for group in range(self._groups)
+            self._places_of(group, places, owners, block, offset, width) for group in range(self._config.group_count)
         ]
         arrays = (
             token_ids,
@@ -191,13 +192,16 @@ class PersistentBatch:
         groups = tuple(GroupPlaces(*other) for other in others)
         adapters, recurrent = adapter_rows(state, scheduled), state_rows(state, rows, scheduled)
         inputs = input_parts(state, rows, scheduled, starts) if int(token_ids.min()) < 0 else ()
-        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters, recurrent=recurrent, inputs=inputs)
+        turning = self._turning and self._turning.of(places, scheduled.starts, scheduled.counts, positions)
+        return ForwardBatch(
+            *arrays, host=host, groups=groups, adapters=adapters, recurrent=recurrent, inputs=inputs, turning=turning
+        )
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """The tokens' slots and the rows' block tables in one group of layers (int64[T], int32[R, width])."""
-        size, groups = np.int64(self._config.block_size), self._groups
+        size, groups = np.int64(self._config.block_size), self._config.group_count
         if groups == 1:
             return self._table[owners, block] * size + offset, self._table[places, :width]
         slots = self._table[owners, block * groups + group] * size + offset
@@ -249,7 +253,7 @@ class PersistentBatch:
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
-            before, more = held * self._groups, grown * self._groups
+            before, more = held * self._config.group_count, grown * self._config.group_count
             entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
             added = np.maximum(entries, 0)  # entries of windows that no page holds are never read
             self._append(before, more, added)
@@ -282,6 +286,8 @@ class PersistentBatch:
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
                 self._prompts.join(place, state.requests[pair[0]])
+                if self._turning is not None:
+                    self._turning.join(place, state.requests[pair[0]].prompt)
                 if self._drafts is not None:
                     self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
         self._sampling.spoilt = set()
@@ -348,7 +354,8 @@ class DecodeStep:
         self._positions = forward.positions
         assert inputs.sampling is not None, "every row samples"
         sampled = inputs.sampling.position
-        self._moved = (self._positions, forward.slots, host_of(forward).context_lengths, sampled)
+        turning = () if forward.turning is None else (forward.turning,)
+        self._moved = (self._positions, forward.slots, host_of(forward).context_lengths, sampled, *turning)
         self._steps_left = int((-sampled % block_size).min())
 
     def next(self, scheduled: StepInFlight, last: np.ndarray) -> StepInputs | None:

@@ -7,7 +7,7 @@ as the rank does, and only differences are copied into them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from vnext.log.pseudonyms import GOLDEN, ONE, mix
+from vnext.runtime.batch.turning import Turning
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.params import CHOOSING, IN_PROMPT, PARAMETERS, PENALTIES, Sampling, is_penalised
@@ -67,7 +68,7 @@ def due(state: State, commits: Commits, drafts: bytes = b"", drafted: bytes = b"
     counts = [_counted(state, scheduled, rows, entry, end, ahead) for entry, end in entries]
     return (
         word(_token_ids(state, scheduled, rows, positions, ahead)),
-        word(positions),
+        word(positions, *_turning(state, scheduled, positions)),
         word(*(_slots(state, scheduled, tables, positions, group) for group in range(config.group_count))),
         word(*(extents.gather(state.tables, places) for places in _table_places(state, scheduled, tables))),
         word(scheduled.counts),
@@ -79,6 +80,16 @@ def due(state: State, commits: Commits, drafts: bytes = b"", drafted: bytes = b"
         _table_word(_banned(config, samples), np.int64, np.int64),
         word(np.array(counts, dtype=np.uint64)),
     )
+
+
+def _turning(state: State, scheduled: StepInFlight, positions: np.ndarray) -> Iterator[np.ndarray]:
+    """By which places heads turn, if these are not positions."""
+    if state.config.grids:
+        rows, places = Turning(len(scheduled.ids)), np.arange(len(scheduled.ids))
+        for place, id_ in enumerate(scheduled.ids.tolist()):
+            rows.join(place, state.requests[id_].prompt)
+        if (found := rows.of(places, scheduled.starts, scheduled.counts, positions)) is not None:
+            yield found
 
 
 def adapters_word(tokens: Mapping[str, np.ndarray]) -> int:

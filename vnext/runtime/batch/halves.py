@@ -48,6 +48,9 @@ def with_halves(inputs: StepInputs, state: State) -> StepInputs:
         _joined(here, beside, owners, positions, rows, size)
         for here, beside in zip((first, *others[: own - 1]), others[own - 1 :], strict=True)
     ]
+    turning = None if forward.turning is None else np.concatenate((forward.turning, np.broadcast_to(
+        positions, (*forward.turning.shape[:-1], len(positions))
+    )), axis=-1)  # fmt: skip
     sampled = np.isin(after, forward.sample_at)
     guides = np.searchsorted(forward.sample_at, after[sampled])
     scales = np.repeat([each.scale for each in halves], [int(np.isin(each.after, forward.sample_at).sum()) for each in halves])
@@ -58,6 +61,7 @@ def with_halves(inputs: StepInputs, state: State) -> StepInputs:
             slots=slots, query_starts=starts, context_lengths=contexts, block_table=table,
             sample_at=np.concatenate((forward.sample_at, count + np.flatnonzero(sampled))),
             host=HostBatch(starts, contexts), groups=tuple(groups), adapters=_adapters(forward, after),
+            turning=turning,
         ),
         guided=Guided(guides, scales.astype(np.float32)) if len(guides) else None,
     )  # fmt: skip

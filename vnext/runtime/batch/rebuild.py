@@ -28,6 +28,7 @@ from vnext.state.params import CHOOSING, ROW_DTYPES, Sampling, is_filtered, is_p
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, blocks_for
 from vnext.state.store.fields import LIVE
+from vnext.state.store.inputs import inputs_in, rows_of
 from vnext.state.windows import row_table
 
 Sampled = Mapping[tuple[int, int, int], Sequence[int]]
@@ -63,6 +64,7 @@ def rebuild(
         groups=tuple(others),
         adapters=adapters_of(state, entries),
         recurrent=recurrent_of(state, entries),
+        turning=turning_of(state, entries),
     )
     rows = [(each.row, each.history[: each.end - back], each.end - back) for each in entries for back in each.samples]
     sampling, asked = sampling_of(state, rows, vocab_size, vocabulary)
@@ -88,6 +90,27 @@ def recurrent_of(state: State, entries: Sequence[Entry]) -> RecurrentBatch | Non
         return None
     pages = [int(recurrent[LIVE, entry.row]) for entry in entries]
     return RecurrentBatch((), np.array(pages, dtype=np.int32), np.array([entry.start == 0 for entry in entries]))
+
+
+def turning_of(state: State, entries: Sequence[Entry]) -> np.ndarray | None:
+    """By which places heads turn, token by token."""
+    prompts = [state.requests[int(state.rows.id[entry.row])].prompt for entry in entries]
+    if not state.config.grids or not any(inputs_in(np.frombuffer(prompt, np.int32)) for prompt in prompts):
+        return None
+    found = np.array([place for entry, prompt in zip(entries, prompts) for place in places_by_axis(entry, prompt)]).T
+    return found if (found != found[0]).any() else found[0]
+
+
+def places_by_axis(entry: Entry, prompt: bytes) -> list[tuple[int, int, int]]:
+    """Time, row and column of what an entry computes: an image goes on from its first token's, texts behind its longer side."""
+    images = {start: (length, rows_of(digest)) for start, length, digest in inputs_in(np.frombuffer(prompt, np.int32))}
+    found, place = list[tuple[int, int, int]](), 0
+    while len(found) < entry.end:
+        length, rows = images.get(len(found), (1, 1))
+        columns = length // rows
+        found += [(place, place + row, place + column) for row in range(rows) for column in range(columns)]
+        place += max(rows, columns)
+    return found[entry.start : entry.end]
 
 
 class Entry(NamedTuple):

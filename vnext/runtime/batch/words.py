@@ -30,7 +30,7 @@ def fed_words(inputs: StepInputs, config: SchedulerConfig, digests: Mapping[int,
     contexts = forward.context_lengths.astype(np.int64)
     return (
         fed.word(forward.token_ids),
-        fed.word(forward.positions),
+        fed.word(forward.positions, *(() if forward.turning is None else (forward.turning,))),
         fed.word(forward.slots, *(group.slots for group in forward.groups)),
         fed.word(*_seen_blocks(forward, config, contexts - counts, contexts)),
         fed.word(counts),

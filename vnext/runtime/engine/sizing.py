@@ -78,6 +78,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         input_units=ceil(model.input_cost * UNIT_SPAN / limit) if encodes and limit else 0,
         input_tokens=limit if encodes and not model.mutual_inputs else 0,
         counts_alone=False,
+        grids=model.grids,
     )
 
 

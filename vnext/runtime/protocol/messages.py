@@ -274,8 +274,8 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 class ModelFacts(Message, frozen=True):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
     answer, the attention window of each group of layers (0: unlimited), whether steps compute whole prompts alone, whether prompts
-    have inputs (state/store/inputs.py), whether all tokens of one are computed with any, and as how many tokens a rank takes to
-    encode a token of one."""
+    have inputs (state/store/inputs.py), whether all tokens of one are computed with any, as how many tokens a rank takes to encode
+    a token of one, and whether these lie in rows."""
 
     vocab_size: int
     position_count_max: int
@@ -285,6 +285,7 @@ class ModelFacts(Message, frozen=True):
     reads_inputs: bool = False
     mutual_inputs: bool = False
     input_cost: float = 0.0
+    grids: bool = False
 
 
 class DiskFound(Message, frozen=True):

@@ -329,6 +329,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             reads_inputs=runner.config.tower is not None or runner.config.sound is not None,
             mutual_inputs=runner.config.tower is not None and runner.config.tower.is_mutual,
             input_cost=runner.config.input_cost * runner.parallel.world_size,
+            grids=runner.config.rope.axes != (),
         ),
         rank=settings.rank,
         page_count_max=budget // runner.block_bytes(settings.block_size),

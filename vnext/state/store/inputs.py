@@ -2,7 +2,8 @@
 
 So whatever compares histories, block hashes above all, tells inputs apart; the input itself is needed only where it is computed.
 Four tokens in a row spell a digest, 30 bits each, over and over; the first of an input has one bit more. No text has such a token.
-Source of the idea: SGLang's padding of placeholders with values of an image's hash.
+Source of the idea: SGLang's padding of placeholders with values of an image's hash. In an engine of grids (`SchedulerConfig.grids`)
+inputs are images whose tokens lie in rows of one length, and the last bytes of a digest tell how many.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
 DIGEST_SIZE = 15
+ROWS_SIZE = 2
 BITS = 30
 
 
@@ -64,6 +66,16 @@ def digest_at(tokens: np.ndarray, start: int) -> bytes:
     words = (~tokens[start : start + DIGEST_WORDS] & (1 << BITS) - 1).tolist()
     number: int = sum(word << BITS * place for place, word in enumerate(words))
     return number.to_bytes(DIGEST_SIZE, "little")
+
+
+def with_rows(digest: bytes, rows: int) -> bytes:
+    """The digest of an input whose tokens lie in so many rows."""
+    return digest[:-ROWS_SIZE] + rows.to_bytes(ROWS_SIZE, "little")
+
+
+def rows_of(digest: bytes) -> int:
+    """In how many rows its tokens lie."""
+    return int.from_bytes(digest[-ROWS_SIZE:], "little")
 
 
 def with_inputs(tokens: np.ndarray, inputs: list[Input]) -> np.ndarray:
