@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
+from configparser import ConfigParser
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -162,10 +163,16 @@ def widest(what: str, counts: dict[str, int], goal: int) -> Measure:
 
 
 def unjudged_files() -> list[Path]:
-    """Those in no folder of mypy.ini."""
-    line = next(line for line in (ROOT / "mypy.ini").read_text().splitlines() if line.startswith("files ="))
-    judged = [ROOT / folder.strip() for folder in line.removeprefix("files =").split(",")]
-    return [path for path in product_files() if not any(path.is_relative_to(folder) for folder in judged)]
+    """Those in no folder of mypy.ini, and those that it leaves out."""
+    config = ConfigParser()
+    config.read(ROOT / "mypy.ini")
+    judged = [ROOT / folder.strip() for folder in config["mypy"]["files"].split(",")]
+    left_out = re.compile(config["mypy"].get("exclude", "(?!)"))
+    return [
+        path
+        for path in product_files()
+        if not any(path.is_relative_to(folder) for folder in judged) or left_out.search(path.relative_to(ROOT).as_posix())
+    ]
 
 
 # ---- what a server runs ------------------------------------------------------------------------------------------
