@@ -124,7 +124,7 @@ class Player:
                 self.engine.fold(TierOpened(capacity=int(capacity)))
             case ("store", name):
                 entry = next(entry for entry in self.engine.state.waiting if self.names[entry.id] == name)
-                gone, kept = evictions(self.engine.state, len(entry.block_hashes))
+                gone, kept = evictions(self.engine.state.tier, self.engine.state.pool, len(entry.block_hashes))
                 stored = b"".join(entry.block_hashes)
                 self.engine.fold(TierChanged(stored=stored, gone=b"".join(gone), kept=b"".join(kept)))
             case ("read",):

@@ -76,7 +76,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
     config = as_pinned(Rng(seed + 2**57), config) if retains(seed) else config
     config = as_staged(Rng(seed + 2**54), config) if has_microbatches(seed) else config
-    config = as_recurrent(Rng(seed + 2**53), config) if has_states(seed) else config
+    config = as_recurrent(Rng(seed + 2**53), config, has_disk(seed)) if has_states(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if has_pictures(seed):
         config = replace(as_encoding(Rng(seed + 2**51), config), grids=seed // PICTURED_SEEDS % 3 == 0)
@@ -171,15 +171,16 @@ def as_staged(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
 
 def has_states(seed: int) -> bool:
     """Whether the model of this seed's scenario has recurrent layers."""
-    others = has_disk(seed), has_microbatches(seed)
+    others = has_peers(seed), has_microbatches(seed)
     return seed % RECURRENT_SEEDS in (10, 11) and not any(others)
 
 
-def as_recurrent(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
-    """With state pages for one request or for many, snapshots at many edges, at few or at none, and mostly a cache."""
+def as_recurrent(rng: Rng, config: SchedulerConfig, on_disk: bool = False) -> SchedulerConfig:
+    """With state pages for one request or for many, snapshots at many edges, at few or, but with a disk, at none, and mostly a cache."""
     interval = config.block_size * rng.choose((0, 1, 2, 2, 3, 5))
     caching = config.prefix_caching or rng.happens(80)
     count = 4 + rng.choose((0, 0, 1, 3, 8, 3 * config.max_num_seqs, 4 * config.max_num_seqs))
+    interval = max(interval, config.block_size) if on_disk else interval
     return replace(config, chunked_prefill=True, prefix_caching=caching, state_pages=count, snapshot_interval=interval)
 
 

@@ -74,7 +74,8 @@ class Simulation:
         self.rng = Rng(scenario.seed).fork()
         self.streams = Streams(scenario)
         self.contents = Contents()
-        self.tier = SimTier(scenario.disk, Rng(scenario.seed + 2**59), self.contents.damaged) if scenario.disk else None
+        disk, snapshots = Rng(scenario.seed + 2**59), scenario.config.takes_snapshots
+        self.tier = SimTier(scenario.disk, disk, self.contents.damaged, snapshots) if scenario.disk else None
         self.shortages = Shortages(scenario.faults, Rng(scenario.seed + 2**51), self.contents.short)
         self.clock = SimClock(scenario.second_us, scenario.faults.clock_jump_us, Rng(scenario.seed + 2**55))
         self.now_us = self.refused = self.deaths = self._events_before = self._order = 0

@@ -18,11 +18,21 @@ from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.sim.core import Core
+from vnext.sim.rank_values import BEHIND
 from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import (
+    AnyEvent,
+    BlocksPromoted,
+    BlocksReceived,
+    PromotionEnded,
+    SnapshotsChanged,
+    TierChanged,
+    TierOpened,
+)
 from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Tier, Transfer
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 
 HANG_US = 20_000
 """After so long the engine core gives a transfer up."""
@@ -31,7 +41,7 @@ SPREAD = 37
 
 
 class Stored(NamedTuple):
-    """Blocks of which the disk says that they are written."""
+    """Blocks of which the disk says that they are written, and snapshots, whose names end with BEHIND."""
 
     names: tuple[bytes, ...]
 
@@ -54,8 +64,8 @@ class SimTier(Source):
 
     goes_out = True
 
-    def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes]) -> None:
-        self._disk, self._rng, self.damaged = disk, rng, damaged
+    def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes], takes_snapshots: bool) -> None:
+        self._disk, self._rng, self.damaged, self._takes_snapshots = disk, rng, damaged, takes_snapshots
         self._promoted: BlocksPromoted | None = None
         self._coming: list[tuple[int, Answer]] = []
         self.blocks: dict[bytes, None] = {}
@@ -68,8 +78,10 @@ class SimTier(Source):
         self._seen = self._promoted = None
         self._received.clear()
         self._left.clear()
-        names = [name for name in self.blocks if not self._rng.happens(self._disk.fails)]
-        return TierOpened(capacity=self._disk.capacity, blocks=b"".join(names[-self._disk.capacity :]))
+        names, most = [name for name in self.blocks if not self._rng.happens(self._disk.fails)], self._disk.capacity
+        blocks, snapshots = _apart(names)
+        opened = TierOpened(capacity=most, blocks=b"".join(blocks[-most:]))
+        return replace(opened, snapshots_max=most, snapshots=b"".join(snapshots[-most:])) if self._takes_snapshots else opened
 
     def next_event(self, state: State) -> AnyEvent | None:
         """Hand over, begin and give up transfers; behind these, have complete blocks written."""
@@ -114,10 +126,11 @@ class SimTier(Source):
         return 1 + rng.below(self._disk.slow_us), self._read(transfer)
 
     def _read(self, transfer: Transfer) -> ReadBack:
-        for count, key in enumerate(transfer.keys[transfer.hits :]):
+        wanted = [*transfer.keys[transfer.hits :], *(key + BEHIND for key in transfer.keys[-1:] if transfer.state >= 0)]
+        for count, key in enumerate(wanted):
             if key in self.damaged or key not in self.blocks or self._rng.happens(self._disk.fails):
                 return ReadBack(transfer.number, count, key)
-        return ReadBack(transfer.number, len(transfer.keys) - transfer.hits, b"")
+        return ReadBack(transfer.number, len(wanted), b"")
 
     def _receive(self, transfer: Transfer) -> ReadBack:
         """All that another engine has, or a part of it."""
@@ -130,8 +143,11 @@ class SimTier(Source):
         self._seen = state.pool
         if state.tier is None or state.weights is not None or seen is state.pool:
             return None
-        came = state.pool.prefix_index.blocks() if seen is None else dict(indexed_since(state.pool, seen))
-        names = tuple(key for key in came if key not in state.tier.disk and not rng.happens(self._disk.fails))
+        came = [key for key in _came(state.pool, seen) if key not in state.tier.disk]
+        if (snapshots := state.tier.snapshots) is not None and state.pool.states is not None:
+            newer = _came(state.pool.states, seen and seen.states)
+            came += [key + BEHIND for key in newer if key not in snapshots.disk]
+        names = tuple(key for key in came if not rng.happens(self._disk.fails))
         for name in names:
             if name not in self.blocks:
                 self.damaged.discard(name)
@@ -151,8 +167,11 @@ class SimTier(Source):
                 return ()
             if answer.transfer in self._received:
                 return (self._come(core, tier, answer),)
-            return (ended, TierChanged(gone=answer.bad)) if answer.bad in tier.disk else (ended,)
-        return self._stored(core, tier, answer)
+            (bad, behind), there = _apart([answer.bad] if answer.bad else []), tier.snapshots
+            gone = [TierChanged(gone=name) for name in bad if name in tier.disk]
+            return (ended, *gone, *(SnapshotsChanged(gone=name) for name in behind if there is not None and name in there.disk))
+        (blocks, snapshots), pool = _apart(answer.names), core.state.pool
+        return (*self._stored(core, tier, pool, blocks), *self._stored(core, tier.snapshots, pool.states, snapshots))
 
     def _come(self, core: Core, tier: Tier, answer: ReadBack) -> PromotionEnded:
         """The end of a transfer from another engine. H1: no block comes under a name that its request does not have there."""
@@ -168,18 +187,33 @@ class SimTier(Source):
         core.require_refused(replace(came, checksums=b""))
         return came
 
-    def _stored(self, core: Core, tier: Tier, answer: Stored) -> tuple[AnyEvent, ...]:
-        state = core.state
-        names = [name for name in answer.names if name not in tier.disk][: tier.capacity]
-        if not names or state.weights is not None:
+    def _stored(self, core: Core, tier: Tier | None, pool: Pool | None, names: list[bytes]) -> tuple[AnyEvent, ...]:
+        """Of blocks and their pool, or of snapshots and theirs."""
+        if tier is None or pool is None or core.state.weights is not None:
             return ()
-        gone, kept = evictions(state, len(names))
+        names = [name for name in names if name not in tier.disk][: tier.capacity]
+        if not names:
+            return ()
+        changed, behind = (TierChanged, b"") if tier is core.state.tier else (SnapshotsChanged, BEHIND)
+        gone, kept = evictions(tier, pool, len(names))
         if len(tier.disk) == tier.capacity:
-            core.require_refused(TierChanged(stored=b"".join(names)))
-        self.blocks.update(dict.fromkeys(names))
+            core.require_refused(changed(stored=b"".join(names)))
+        self.blocks.update(dict.fromkeys(name + behind for name in names))
         for name in gone:
-            self.blocks.pop(name, None)
-        return (TierChanged(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)
+            self.blocks.pop(name + behind, None)
+        return (changed(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)
+
+
+def _apart(names: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Those of blocks, and those of snapshots by the names of their blocks."""
+    known = list(names)
+    blocks = [name for name in known if len(name) == BLOCK_HASH_SIZE]
+    return blocks, [name.removesuffix(BEHIND) for name in known if len(name) > BLOCK_HASH_SIZE]
+
+
+def _came(pool: Pool, older: Pool | None) -> Iterable[bytes]:
+    """The names in a pool's index that were not in an older one's, or all of them."""
+    return pool.prefix_index.blocks() if older is None else dict(indexed_since(pool, older))
 
 
 class SimClock(Source):

@@ -172,11 +172,11 @@ def test_the_oldest_leave_the_disk_but_for_those_that_memory_has():
     keys = names(engine)
     engine.step()
     engine.fold(TierChanged(stored=keys[0]))
-    assert evictions(engine.state, 0) == ((), ())
-    assert evictions(engine.state, 1) == ((b"x" * 16,), ())
+    assert evictions(engine.state.tier, engine.state.pool, 0) == ((), ())
+    assert evictions(engine.state.tier, engine.state.pool, 1) == ((b"x" * 16,), ())
     engine.fold(TierChanged(gone=b"x" * 16 + b"y" * 16, stored=b"z" * 16))
-    assert evictions(engine.state, 2) == ((b"z" * 16,), (keys[0],)), "a beginning that memory has counts as new"
-    assert evictions(engine.state, 3) == ((b"z" * 16, keys[0]), ())
+    assert evictions(engine.state.tier, engine.state.pool, 2) == ((b"z" * 16,), (keys[0],)), "a beginning that memory has counts as new"
+    assert evictions(engine.state.tier, engine.state.pool, 3) == ((b"z" * 16, keys[0]), ())
 
 
 def test_a_disk_has_what_events_say():

@@ -119,7 +119,8 @@ class Redactor:
             )
             for each in tier.transfers
         ]
-        return msgspec.structs.replace(tier, blocks=self._labels(tier.blocks), transfers=tuple(transfers))
+        snapshots = tier.snapshots and self._tier(tier.snapshots)
+        return msgspec.structs.replace(tier, blocks=self._labels(tier.blocks), transfers=tuple(transfers), snapshots=snapshots)
 
     def _states(
         self, state: State, states: StoredStates, hash_chains: Sequence[tuple[bytes, tuple[bytes, ...]]]

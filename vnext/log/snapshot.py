@@ -83,12 +83,13 @@ class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class StoredTier(msgspec.Struct, frozen=True, array_like=True):
     """The disk tier: `counts` are capacity, begun, stored, gone and promoted, `blocks` the names on disk, oldest first, `asked` the
-    waiting requests that have had a transfer, each with its number."""
+    waiting requests that have had a transfer, each with its number. `snapshots`: those on disk, None without recurrent layers."""
 
     counts: tuple[int, int, int, int, int]
     blocks: bytes
     transfers: tuple[Transfer, ...]
     asked: tuple[tuple[int, int], ...]
+    snapshots: StoredTier | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -192,7 +193,8 @@ def snapshot(state: State) -> Snapshot:
 def _stored_tier(tier: Tier, waiting: tuple[Waiting, ...]) -> StoredTier:
     counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
     asked = tuple((entry.id, entry.transfer) for entry in waiting if entry.transfer >= 0)
-    return StoredTier(counts, b"".join(tier.disk.oldest_first()), tier.transfers, asked)
+    snapshots = None if tier.snapshots is None else _stored_tier(tier.snapshots, ())
+    return StoredTier(counts, b"".join(tier.disk.oldest_first()), tier.transfers, asked, snapshots)
 
 
 def _lives(state: State) -> list[LiveRequest]:
@@ -320,8 +322,9 @@ def _tier(frame: StoredTier) -> Tier:
     disk = disk_index_of(names_in(frame.blocks))
     _require(len(disk) * BLOCK_HASH_SIZE == len(frame.blocks), "a block is on its disk twice")
     return Tier(
-        capacity=capacity, disk=disk, transfers=frame.transfers, begun=begun, stored=stored, gone=gone, promoted=promoted
-    )
+        capacity=capacity, disk=disk, transfers=frame.transfers, begun=begun, stored=stored, gone=gone, promoted=promoted,
+        snapshots=None if frame.snapshots is None else _tier(frame.snapshots),
+    )  # fmt: skip
 
 
 def _require(condition: bool, message: str) -> None:
@@ -387,14 +390,16 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
 
 def _pool(frame: Snapshot, config: SchedulerConfig, tables: np.ndarray, recurrent: np.ndarray | None) -> Pool:
     pins = pins_of(frame.pins, config.page_count)
-    moving = (np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))
+    transfers = frame.tier.transfers if frame.tier else ()
+    moving = (np.array(each.pages, np.int32) for each in transfers)
     held = np.concatenate((tables, *moving, *(() if pins is None else (pins.first_to_leave(),))))
     pool = msgspec.structs.replace(pages_of(frame, config.page_count, held), pins=pins)
     if frame.states is None or recurrent is None:
         return pool
     own = recurrent[[fields.LIVE, fields.NEWEST, fields.SPARE]]
     kept = pins_of(frame.states.pins, config.state_pages)
-    held = np.concatenate((own[own >= 0], *(() if kept is None else (kept.first_to_leave(),))))
+    read = np.array([each.state for each in transfers if each.state >= 0], np.int64)
+    held = np.concatenate((own[own >= 0], read, *(() if kept is None else (kept.first_to_leave(),))))
     states = msgspec.structs.replace(pages_of(frame.states, config.state_pages, held), pins=kept)
     return msgspec.structs.replace(pool, states=states)
 

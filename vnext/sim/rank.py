@@ -19,7 +19,7 @@ import xxhash
 from vnext.sampling.constraint import Matcher
 from vnext.sim.checks.plain_state import Divergence, PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
-from vnext.sim.rank_values import Contents, StepResult, is_short_in, spoil
+from vnext.sim.rank_values import BEHIND, Contents, StepResult, is_short_in, spoil
 from vnext.sim.states import ShadowStates
 from vnext.sim.story import CHAIN_FACTOR, CHAIN_MASK, Story, ids_of
 from vnext.sim.toy import ToyVocabulary, constrained, nearest
@@ -41,7 +41,7 @@ from vnext.state.events import (
     plan_of,
 )
 from vnext.state.facilities.handover import handed_over
-from vnext.state.pool import indexed_since
+from vnext.state.pool import Pool, indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -178,18 +178,27 @@ class Rank:
             self._states = ShadowStates(self.state.config.state_pages)
 
     def _copy_out(self, before: State) -> None:
-        """K1: when a block becomes complete, its content equals what the disk tier holds under its name.
+        """K1: when a block or a snapshot becomes complete, its content equals what the disk tier holds under its name.
 
         Where steps lack memory nothing is complete until they are over, and then what has a name still.
         """
         pool, was_short = self.state.pool, is_short_in(before, self._contents.short)
-        changes = self.state.tier is not None and (was_short or pool.prefix_index is not before.pool.prefix_index)
-        if not changes or is_short_in(self.state, self._contents.short):
+        if self.state.tier is None or is_short_in(self.state, self._contents.short):
             return
-        for key, block in list(pool.prefix_index.blocks().items()) if was_short else indexed_since(pool, before.pool):
-            content = self.cache[block]
-            if self._contents.blocks.setdefault(key, content.copy()) != content:
-                raise Divergence(f"K1: block {block} has a name that stands for another content on disk")
+        for key, block in self._named(pool, before.pool, was_short):
+            self._compare_stored(key, self.cache[block], f"block {block}")
+        for key, page in self._named(pool.states, before.pool.states, was_short):
+            self._compare_stored(key + BEHIND, self._states.content(page), f"state page {page}")
+
+    def _named(self, pool: Pool | None, older: Pool | None, again: bool) -> list[tuple[bytes, int]]:
+        """The pages that have a name now and had none; all with a name `again`."""
+        if pool is None or older is None or (pool.prefix_index is older.prefix_index and not again):
+            return []
+        return list(pool.prefix_index.blocks().items()) if again else indexed_since(pool, older)
+
+    def _compare_stored(self, key: bytes, content: list[int], what: str) -> None:
+        if self._contents.blocks.setdefault(key, content.copy()) != content:
+            raise Divergence(f"K1: {what} has a name that stands for another content on disk")
 
     def _expect(self, before: State) -> None:
         """Know what blocks contain that nobody here has computed: a run before this list of events, or another engine."""
@@ -197,18 +206,24 @@ class Rank:
         transfer, blocks = self.state.tier.transfers[-1], self._contents.blocks
         for place, key in enumerate(transfer.keys[transfer.hits :], transfer.hits):
             blocks[key] = blocks.get(key) or self._as_before(before, transfer.request, place)
+        if transfer.state >= 0:
+            key, last = transfer.keys[-1] + BEHIND, len(transfer.keys) - 1
+            blocks[key] = blocks.get(key) or self._as_before(before, transfer.request, last)[-1:]
 
     def _fill(self, before: State, event: PromotionEnded) -> None:
         """The blocks of a transfer come back."""
         assert before.tier is not None, "it has just ended"
         for transfer in before.tier.transfers:
-            end = transfer.hits + event.count if transfer.number == event.transfer else 0
+            end = min(transfer.hits + event.count, len(transfer.pages)) if transfer.number == event.transfer else 0
             is_read = end and not isinstance(event, BlocksReceived)  # else it is not the disk's
             damaged = self._contents.found.setdefault(transfer, frozenset(self._contents.damaged)) if is_read else frozenset()
             for place in range(transfer.hits, end if transfer.keys else 0):
                 key = transfer.keys[place]
                 content = self._contents.blocks[key]
                 self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in damaged else content.copy()
+            if end and transfer.state >= 0 and event.count == transfer.count and transfer.keys:
+                key = transfer.keys[-1] + BEHIND
+                self._states.fill(transfer.state, [GARBAGE] if key in damaged else self._contents.blocks[key])
 
     def _hand_over(self, event: BlocksHandedOver) -> None:
         """H1: what leaves under a name is what the disk tier has under it.

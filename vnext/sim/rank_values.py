@@ -13,6 +13,8 @@ from vnext.state.events import AnyEvent, MemoryRanShort, StepCommitted, StepLimi
 from vnext.state.state import State, Transfer
 
 SPOILT = -11
+BEHIND = b"|"
+"""A snapshot's name in Contents has this behind that of its block."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -31,7 +33,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Contents:
-    """What a disk tier has of each block, and those that it has not as they were written. Mutable; all ranks of a run share it.
+    """What a disk tier has of each block and snapshot, and those that it has not as they were written. Mutable; all ranks share it.
     `found` are those of a transfer that were damaged when it ended: a rank that folds its events later finds the disk as it was.
     `short`: the steps for which ranks lack memory."""
 

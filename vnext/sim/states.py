@@ -34,6 +34,14 @@ class ShadowStates:
             if edges[row] and self._pages[newest[row]] != chains[edges[row] - 1]:
                 raise Divergence(f"N1: the snapshot of row {row} is not that of its first {edges[row]} tokens")
 
+    def content(self, page: int) -> list[int]:
+        """What a page holds."""
+        return [self._pages[page]]
+
+    def fill(self, page: int, content: list[int]) -> None:
+        """A page has been read from disk."""
+        (self._pages[page],) = content
+
     def _copy(self, pairs: list[list[int]]) -> None:
         """One after another."""
         for source, target in pairs:

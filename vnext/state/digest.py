@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from vnext.state.pool import Pool
-from vnext.state.state import State, StepInFlight, label_of
+from vnext.state.state import State, StepInFlight, Tier, label_of
 from vnext.state.store import extents
 from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 
@@ -159,8 +159,14 @@ def _tier(state: State) -> bytes:
         return b""
     moving = [(each.number, each.request, each.hits, *each.pages) for each in tier.transfers]
     asked = [(entry.id, entry.transfer) for entry in state.waiting if entry.transfer >= 0]
-    counts = tier.capacity, len(tier.disk), tier.begun, tier.stored, tier.gone, tier.promoted
-    return repr((counts, moving, asked)).encode()
+    counts = _counts(tier)
+    if tier.snapshots is None:
+        return repr((counts, moving, asked)).encode()
+    return repr((counts, moving, asked, _counts(tier.snapshots), [each.state for each in tier.transfers])).encode()
+
+
+def _counts(tier: Tier) -> tuple[int, ...]:
+    return tier.capacity, len(tier.disk), tier.begun, tier.stored, tier.gone, tier.promoted
 
 
 def _pins(state: State) -> bytes:

@@ -219,13 +219,16 @@ class WeightsChanged(Event, frozen=True, tag=11):
 
 
 class TierOpened(Event, frozen=True, tag=12):
-    """The disk tier holds these `blocks` (their hashes, 16 bytes each, oldest first), `capacity` at most."""
+    """The disk tier holds these `blocks` (their hashes, 16 bytes each, oldest first), `capacity` at most, and of recurrent layers
+    `snapshots` behind these, `snapshots_max` at most."""
 
     capacity: int
     blocks: bytes = b""
+    snapshots_max: int = 0
+    snapshots: bytes = b""
 
     traits: ClassVar[Traits] = Traits(
-        lines=("disk tier: {blocks} blocks, {capacity} at most",), hashes=("blocks",), marks="engine"
+        lines=("disk tier: {blocks} blocks, {capacity} at most",), hashes=("blocks", "snapshots"), marks="engine"
     )
 
 
@@ -242,12 +245,22 @@ class TierChanged(Event, frozen=True, tag=13):
     )
 
 
+class SnapshotsChanged(TierChanged, frozen=True, tag=27):
+    """The same of snapshots, by the hashes of their blocks."""
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("snapshots on disk: {stored} stored, {gone} gone, {kept} kept",), hashes=("stored", "gone", "kept")
+    )
+
+
 class BlocksPromoted(Event, frozen=True, tag=14):
-    """Transfer `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk."""
+    """Transfer `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk, and the
+    snapshot behind the first `edge`, 0 for none."""
 
     transfer: int
     id: RequestId
     count: int
+    edge: int = 0
 
     traits: ClassVar[Traits] = Traits(
         lines=("{count} blocks of request {id} are read; others may overtake it",),
@@ -258,7 +271,8 @@ class BlocksPromoted(Event, frozen=True, tag=14):
 
 
 class PromotionEnded(Event, frozen=True, tag=15):
-    """Every rank has read the first `count` blocks of a transfer as they were written; 0 also where it was given up."""
+    """Every rank has read the first `count` blocks of a transfer as they were written, its snapshot as the last; 0 also where it
+    was given up."""
 
     transfer: int
     count: int = 0
@@ -367,7 +381,7 @@ AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
     | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
-    | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised | InputEncoded
+    | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised | InputEncoded | SnapshotsChanged
 )  # fmt: skip
 
 

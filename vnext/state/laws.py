@@ -376,14 +376,16 @@ def weights_root_the_names(state: State) -> None:
 
 
 def tier_is_bounded(state: State) -> None:
-    """K3: the disk tier holds no more blocks than its capacity, and each block once. K2: a request has at most one transfer, and
-    the pages that it fills have no name and no other owner."""
+    """K3: the disk tier holds no more blocks or snapshots than its capacity, and each once. K2: a request has at most one transfer,
+    and the pages that it fills have no name and no other owner."""
     if state.tier is None:
         return
-    disk, prefix_index = state.tier.disk, state.pool.prefix_index
-    _hold(len(disk) <= state.tier.capacity, "K3", f"{len(disk)} blocks on a disk tier of {state.tier.capacity}")
-    mirrored = all(disk.name_at.get(stamp) == name for name, stamp in disk.stamp_of.items())
-    _hold(mirrored and len(disk.name_at) == len(disk), "K3", "the two sides of the disk index disagree")
+    prefix_index = state.pool.prefix_index
+    for tier in filter(None, (state.tier, state.tier.snapshots)):
+        disk = tier.disk
+        _hold(len(disk) <= tier.capacity, "K3", f"{len(disk)} blocks or snapshots on a disk tier of {tier.capacity}")
+        mirrored = all(disk.name_at.get(stamp) == name for name, stamp in disk.stamp_of.items())
+        _hold(mirrored and len(disk.name_at) == len(disk), "K3", "the two sides of the disk index disagree")
     owners = [each.request for each in state.tier.transfers]
     _hold(len(set(owners)) == len(owners), "K2", "a request has two transfers at once")
     filled = [page for each in state.tier.transfers for page in each.pages[each.hits :]]

@@ -128,18 +128,26 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
     """Blocks of a request that are read from disk: the first `hits` of `pages` are in memory and held, the others are being filled.
-    `keys` are the block hashes of all, () where they may not be indexed any more."""
+    `keys` are the block hashes of all, () where they may not be indexed any more. `state` is the state page into which the snapshot
+    behind the last of them is read, -1 for none."""
 
     number: int
     request: int
     hits: int
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
+    state: int = -1
+
+    @property
+    def count(self) -> int:
+        """What is read: blocks, and the snapshot behind them."""
+        return len(self.pages) - self.hits + (self.state >= 0)
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """The disk tier (tier.py): at most `capacity` blocks. `begun` counts transfers, of which `transfers` are in flight; `stored`,
-    `gone` and `promoted` count blocks."""
+    `gone` and `promoted` count blocks. `snapshots`: the same of snapshots, which have no transfers of their own; None without
+    recurrent layers."""
 
     capacity: int
     disk: DiskIndex
@@ -148,6 +156,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     gone: int = 0
     promoted: int = 0
+    snapshots: Tier | None = None
 
 
 class Encoding(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from vnext.runtime.engine import tiers
 from vnext.runtime.engine.tiers import WINDOW, TierTransfers, opening
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound, ModelFacts, RankReady
 from vnext.runtime.transport.ring.broadcast import StoreBlocks, decode_events
-from vnext.state.events import BlocksPromoted, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import BlocksPromoted, PromotionEnded, SnapshotsChanged, TierChanged, TierOpened
 
 PROMPT = list(range(1, 14))
 
@@ -170,3 +170,69 @@ def test_an_engine_starts_with_what_all_ranks_have(disk_bytes: int, names: str):
     event = opening(ranks, disk_bytes)
     assert event == TierOpened(capacity=disk_bytes // 200, blocks=b"".join(letter.encode() * 16 for letter in names))
     assert opening([msgspec.structs.replace(each, disk=None) for each in ranks], disk_bytes) is None
+
+
+# ---- snapshots of recurrent layers -----------------------------------------------------------------------------------
+
+STATES = {"page_count": 64, "max_model_len": 128, "state_pages": 24, "snapshot_interval": 16}
+
+
+def with_snapshots(world_size: int = 1) -> tuple[Engine, TierTransfers, Asked]:
+    engine, asked = Engine(**STATES), Asked()
+    transfers = TierTransfers(world_size, asked, TierOpened(capacity=100, snapshots_max=9))
+    served(engine, transfers)
+    return engine, transfers, asked
+
+
+def test_a_snapshot_is_written_when_its_request_has_gone_beyond_it_or_has_ended():
+    engine, transfers, asked = with_snapshots()
+    engine.arrive(list(range(1, 38)), max_tokens=9)
+    keys = engine.state.waiting[0].block_hashes
+    found, seen = [], 0
+    while engine.state.requests or seen < len(asked):
+        for wish in asked[seen:]:
+            seen += 1
+            assert all(engine.state.pool.states.prefix_index.hash_of(page) in wish.snapshots for page in wish.state_pages)
+            newest = engine.state.rows.recurrent[1].tolist()
+            assert not set(wish.state_pages) & set(newest), "the newest one may give way yet"
+            transfers.answered(BlocksWritten(0, wish.blocks, wish.blocks, wish.snapshots, wish.snapshots), engine.state)
+        found += [event for event in served(engine, transfers) if isinstance(event, SnapshotsChanged)]
+        engine.step()
+        served(engine, transfers)
+    names = [event.stored for event in found]
+    assert names[:3] == [keys[3], keys[7], keys[8]] and len(names) == 4, "each interval, the prompt's edge, the answer's last"
+    assert transfers.stats(engine.state)["tier"].snapshots == 4
+
+
+def test_a_snapshot_counts_when_every_rank_has_it():
+    engine, transfers, asked = with_snapshots(world_size=2)
+    engine.arrive(PROMPT, max_tokens=1)
+    engine.run_out()
+    served(engine, transfers)
+    (wish,) = asked
+    assert wish.snapshots and len(wish.state_pages) == 1
+    transfers.answered(BlocksWritten(0, wish.blocks, wish.blocks, wish.snapshots, wish.snapshots), engine.state)
+    assert served(engine, transfers) == []
+    transfers.answered(BlocksWritten(1, wish.blocks, wish.blocks, wish.snapshots, b""), engine.state)
+    assert served(engine, transfers) == [TierChanged(stored=wish.blocks)]
+    assert transfers.stats(engine.state)["tier"].errors == 1
+
+
+def test_a_snapshot_that_is_not_as_it_was_written_leaves_and_its_blocks_stay():
+    engine, transfers, _ = with_snapshots()
+    engine.arrive(PROMPT, max_tokens=2)
+    keys = engine.state.waiting[0].block_hashes
+    engine.fold(TierChanged(stored=b"".join(keys)))
+    engine.fold(SnapshotsChanged(stored=keys[2]))
+    assert served(engine, transfers) == [BlocksPromoted(transfer=0, id=0, count=3, edge=3)]
+    transfers.answered(BlocksRead(rank=0, transfer=0, count=3, bad=keys[2]), engine.state)
+    assert served(engine, transfers) == [PromotionEnded(transfer=0, count=3), SnapshotsChanged(gone=keys[2])]
+    assert len(engine.state.tier.disk) == 3 and engine.plan() == {0: 12}, "up to the edge where it takes a snapshot"
+
+
+def test_snapshots_have_half_of_the_disk():
+    disk = DiskFound(blocks=b"a" * 16, file_bytes=100, snapshots=b"a" * 16 + b"b" * 16, snapshot_bytes=400)
+    ranks = [msgspec.structs.replace(ready(rank, b""), disk=disk) for rank in range(2)]
+    opened = TierOpened(capacity=10, blocks=b"a" * 16, snapshots_max=2, snapshots=b"a" * 16 + b"b" * 16)
+    assert opening(ranks, 4_000) == opened
+    assert opening(ranks, 1_600) == msgspec.structs.replace(opened, capacity=4, snapshots_max=1, snapshots=b"b" * 16)

@@ -161,8 +161,8 @@ def steps_of(walk: Walk, batched: Batched, other: Machine | None = None) -> Iter
         if not all(is_ready(each, step.state.weights) for each in machines):
             yield step, False
             continue
-        if pages := walk.promoted(step.step):
-            batched.distrust(pages)
+        if any(promoted := walk.promoted(step.step)):
+            batched.distrust(*promoted)
         yield step, True
 
 

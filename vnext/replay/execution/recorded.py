@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,10 +71,20 @@ class Reported(Answered, kw_only=True):
     steps: list[int] = []
 
 
-def promoted_pages(before: State, event: PromotionEnded) -> tuple[int, ...]:
-    """The pages that this event's transfer has filled."""
-    transfers = before.tier.transfers if before.tier else ()
-    return next((each.pages[each.hits : each.hits + event.count] for each in transfers if each.number == event.transfer), ())
+class Promoted(NamedTuple):
+    """What transfers have filled: pages, and state pages."""
+
+    pages: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
+
+
+def promoted_pages(before: State, event: PromotionEnded) -> Promoted:
+    """What this event's transfer has filled."""
+    for each in before.tier.transfers if before.tier else ():
+        if each.number == event.transfer:
+            came = each.state >= 0 and event.count == each.count
+            return Promoted(each.pages[each.hits : each.hits + event.count], (each.state,) if came else ())
+    return Promoted()
 
 
 def require_texts(log: Log) -> None:
@@ -107,7 +118,7 @@ class Walk:
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
         self.uncommitted = self.unseen = self.recoveries = 0
-        self._promoted: list[tuple[int, tuple[int, ...]]] = []
+        self._promoted: list[tuple[int, Promoted]] = []
         self._vocab_size: int | None = None
 
     def adapter_folders(self) -> dict[str, str]:
@@ -149,11 +160,12 @@ class Walk:
                     yield found
         self.uncommitted += len(states)
 
-    def promoted(self, step: int) -> tuple[int, ...]:
-        """The pages that were read from a disk tier before this step was planned, and not returned for an earlier one."""
-        pages = tuple(page for planned, found in self._promoted if planned <= step for page in found)
+    def promoted(self, step: int) -> Promoted:
+        """What was read from a disk tier before this step was planned, and not returned for an earlier one."""
+        found = [each for planned, each in self._promoted if planned <= step]
         self._promoted = [each for each in self._promoted if each[0] > step]
-        return pages
+        states = tuple(page for each in found for page in each.states)
+        return Promoted(tuple(page for each in found for page in each.pages), states)
 
     def _committed(
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]

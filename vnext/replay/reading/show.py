@@ -107,7 +107,8 @@ def _disk(tier: Tier) -> dict[str, object]:
     """The disk tier: its size, its counts, and the transfers that are in flight."""
     counts = {name: getattr(tier, name) for name in ("capacity", "stored", "promoted", "gone")}
     moving = [{"transfer": each.number, "request": each.request, "blocks": len(each.pages) - each.hits} for each in tier.transfers]
-    return {"blocks": len(tier.disk), **counts, "transfers": moving}
+    snapshots = {"snapshots": len(tier.snapshots.disk)} if tier.snapshots else {}
+    return {"blocks": len(tier.disk), **counts, **snapshots, "transfers": moving}
 
 
 def _pins(pins: Pins) -> dict[str, object]:

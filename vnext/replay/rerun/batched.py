@@ -42,11 +42,13 @@ class Batched:
         self.caches = self.machine.caches(self.caches.pages, self.caches.block_size, len(self._fresh_states))
         self._fresh = None
 
-    def distrust(self, pages: Sequence[int]) -> None:
-        """These pages were read from a disk tier: what a step reads there is computed first."""
+    def distrust(self, pages: Sequence[int], states: Sequence[int] = ()) -> None:
+        """These pages, and pages of states, were read from a disk tier: what a step reads there is computed first."""
         if self._fresh is None:
             self._fresh = np.ones(self.caches.pages, dtype=bool)
+            self._fresh_states[:] = True
         self._fresh[list(pages)] = False
+        self._fresh_states[list(states)] = False
 
     def mistrust(self) -> None:
         """From here on a step reads only what is computed for it alone. Not of a `whole` run."""

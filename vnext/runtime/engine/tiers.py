@@ -2,22 +2,26 @@
 
 Decisions are those of vnext/sched/tiering.py. A block is written soon after it is complete, so that a process which is killed loses
 few; memory is its buffer: one that leaves memory before its turn is not written. Ranks write WINDOW blocks at a time. Blocks that
-another engine has handed over come by a transfer too, which only differs in where ranks read.
+another engine has handed over come by a transfer too, which only differs in where ranks read. Of snapshots of recurrent layers one
+is written at a time, and none while a running request may go on to a newer one that takes its place.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady
 from vnext.runtime.protocol.stats import TierStats
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
-from vnext.state.events import BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import BlocksPromoted, BlocksReceived, PromotionEnded, SnapshotsChanged, TierChanged, TierOpened
 from vnext.state.facilities.tier import names_in
-from vnext.state.pool import Pool, indexed_since
+from vnext.state.pool import Pool, indexed_since, is_pinned
 from vnext.state.state import State, Tier, Transfer
 
 WINDOW = 8
@@ -32,11 +36,61 @@ def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
     found = [ready.disk for ready in ranks if ready.disk is not None]
     if not found or len(found) < len(ranks):
         return None
-    bytes_each = sum(each.file_bytes for each in found)
-    capacity = disk_bytes // bytes_each if bytes_each else 0
-    shared = set.intersection(*(set(names_in(each.blocks)) for each in found))
-    names = [name for name in names_in(found[0].blocks) if name in shared]
-    return TierOpened(capacity=capacity, blocks=b"".join(names[max(0, len(names) - capacity) :]))
+    bytes_each, snapshot_bytes = (sum(each) for each in zip(*((rank.file_bytes, rank.snapshot_bytes) for rank in found)))
+    most = disk_bytes // 2 if snapshot_bytes else disk_bytes
+    capacity, snapshots_max = (most // each if each else 0 for each in (bytes_each, snapshot_bytes))
+    blocks = _shared([each.blocks for each in found], capacity)
+    snapshots = _shared([each.snapshots for each in found], snapshots_max)
+    return TierOpened(capacity=capacity, blocks=blocks, snapshots_max=snapshots_max, snapshots=snapshots)
+
+
+def _shared(found: Sequence[bytes], most: int) -> bytes:
+    """The newest of the names that all ranks have, oldest first."""
+    shared = set.intersection(*(set(names_in(each)) for each in found))
+    names = [name for name in names_in(found[0]) if name in shared]
+    return b"".join(names[max(0, len(names) - most) :])
+
+
+class Backlog:
+    """What of one pool is to be written: names in the order in which they came. Mutable."""
+
+    def __init__(self) -> None:
+        self._seen: Pool | None = None
+        self.names: dict[bytes, None] = {}
+        self.missed = 0
+
+    def clear(self) -> None:
+        self._seen = None
+        self.names.clear()
+
+    def look(self, pool: Pool, tier: Tier) -> None:
+        """Find what has come since the last look, or anew."""
+        if pool is not self._seen:
+            came = pool.prefix_index.blocks() if self._seen is None else dict(indexed_since(pool, self._seen))
+            self.names.update((name, None) for name in came if name not in tier.disk)
+            self._seen = pool
+
+    def take(self, pool: Pool, tier: Tier) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+        """The next few, with their pages."""
+        found = list[tuple[bytes, int]]()
+        while self.names and len(found) < WINDOW:
+            name = next(iter(self.names))
+            del self.names[name]
+            page = pool.prefix_index.block_of(name)
+            if page is not None and name not in tier.disk:
+                found.append((name, page))
+            self.missed += page is None
+        return tuple(name for name, _ in found), tuple(page for _, page in found)
+
+    def take_settled(self, states: Pool, tier: Tier) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+        """The next snapshot that no row holds as its newest, with its page; those that gave way to newer ones are forgotten."""
+        for name, page in zip(list(self.names), states.prefix_index.blocks_of(list(self.names))):
+            if page is not None and name not in tier.disk and (states.ref[page] == 0 or is_pinned(states, page)):
+                del self.names[name]
+                return (name,), (page,)
+            if page is None or name in tier.disk:
+                del self.names[name]
+        return (), ()
 
 
 class TierTransfers(Facility):
@@ -53,10 +107,10 @@ class TierTransfers(Facility):
         self._received = self._absent = 0
         self._opened: TierOpened | None = opened
         self._world_size = world_size
-        self._seen: Pool | None = None
-        self._pending: dict[bytes, None] = {}
-        self._bad: list[bytes] = []
-        self._errors = self._given_up = self._missed = self._damaged = 0
+        self._blocks, self._snapshots = Backlog(), Backlog()
+        self._next: deque[TierChanged] = deque()
+        self._bad: list[tuple[type[TierChanged], bytes]] = []
+        self._errors = self._given_up = self._damaged = 0
         self.begin_again(send, ())
 
     def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
@@ -64,19 +118,18 @@ class TierTransfers(Facility):
         from now on."""
         if any(ready.disk is None for ready in ranks):
             self._opened = TierOpened(capacity=0)
-        self._send, self._asked = send, b""
-        self._written: dict[int, BlocksWritten] = {}
+        self._send = send
         self._read: dict[int, dict[int, BlocksRead]] = {}
         self._began_s: dict[int, float] = {}
-        self._pending.clear()
         self._fetched.clear()
-        self._seen = None
+        self.lose_steps()
 
     def lose_steps(self) -> None:
         """Ranks have written none of what they were asked for: it is asked again, as far as it is complete."""
-        self._asked, self._seen = b"", None
-        self._written.clear()
-        self._pending.clear()
+        self._asked = b"", b""
+        self._written: dict[int, BlocksWritten] = {}
+        self._blocks.clear()
+        self._snapshots.clear()
 
     def wait_ms(self, state: State) -> int | None:
         """A transfer in flight may take too long."""
@@ -86,7 +139,7 @@ class TierTransfers(Facility):
         if isinstance(message, BlocksRead):
             if message.transfer in self._began_s:
                 self._read.setdefault(message.transfer, {})[message.rank] = message
-        elif message.blocks == self._asked:
+        elif (message.blocks, message.snapshots) == self._asked:
             self._written[message.rank] = message
         return NO_ERRORS
 
@@ -96,71 +149,83 @@ class TierTransfers(Facility):
             return opened
         tier = state.tier
         assert tier is not None, "asked of an engine with a disk tier"
-        if self._bad and (gone := [name for name in self._take_bad() if name in tier.disk]):
-            return TierChanged(gone=b"".join(gone))
-        if len(self._written) == self._world_size and (changed := self._stored(state, tier)) is not None:
-            return changed
+        if self._bad:
+            self._take_bad(tier)
+        if not self._next and len(self._written) == self._world_size:
+            self._take_written(state, tier)
+        if self._next:
+            return self._next.popleft()
         return self._ended(tier) or self._cancelled(state) or self._promoted(state)
 
     def ask(self, state: State) -> None:
         """Have blocks written that have become complete, unless the ranks are at it."""
         assert state.tier is not None, "asked of an engine with a disk tier"
-        pool, index = state.pool, state.pool.prefix_index
-        if state.weights is not None or self._errors or not state.tier.capacity:
-            self._pending.clear()
+        pool, tier = state.pool, state.tier
+        if state.weights is not None or self._errors or not tier.capacity:
+            self._blocks.names.clear()
+            self._snapshots.names.clear()
             return
-        if pool is not self._seen:
-            came = index.blocks() if self._seen is None else dict(indexed_since(pool, self._seen))
-            self._pending.update((key, None) for key in came if key not in state.tier.disk)
-            self._seen = pool
-        if self._asked or not self._pending:
+        self._blocks.look(pool, tier)
+        if tier.snapshots is not None and pool.states is not None and tier.snapshots.capacity:
+            self._snapshots.look(pool.states, tier.snapshots)
+        if any(self._asked) or not (self._blocks.names or self._snapshots.names):
             return
-        names, pages = list[bytes](), list[int]()
-        while self._pending and len(names) < WINDOW:
-            name = next(iter(self._pending))
-            del self._pending[name]
-            page = index.block_of(name)
-            if page is not None and name not in state.tier.disk:
-                names.append(name)
-                pages.append(page)
-            self._missed += page is None
-        if names:
-            self._asked = b"".join(names)
-            self._send(encode_store(StoreBlocks(blocks=self._asked, pages=tuple(pages))))
+        names, pages = self._blocks.take(pool, tier)
+        behind, state_pages = tuple[bytes, ...](), tuple[int, ...]()
+        if tier.snapshots is not None and pool.states is not None:
+            behind, state_pages = self._snapshots.take_settled(pool.states, tier.snapshots)
+        if names or behind:
+            self._asked = b"".join(names), b"".join(behind)
+            self._send(encode_store(StoreBlocks(self._asked[0], pages, self._asked[1], state_pages)))
 
     def stats(self, state: State) -> dict[str, object]:
         if (tier := state.tier) is None:
             return {}
         stats = TierStats(
             blocks=len(tier.disk), capacity=tier.capacity, stored=tier.stored, promoted=tier.promoted, gone=tier.gone,
-            damaged=self._damaged, missed=self._missed, errors=self._errors, given_up=self._given_up,
+            damaged=self._damaged, missed=self._blocks.missed, errors=self._errors, given_up=self._given_up,
             received=self._received, absent=self._absent,
         )  # fmt: skip
+        if (snapshots := tier.snapshots) is not None:
+            counts = len(snapshots.disk), snapshots.capacity, snapshots.promoted
+            stats = replace(stats, **dict(zip(("snapshots", "snapshots_max", "snapshots_promoted"), counts)))
         return {"tier": stats}
 
-    def _take_bad(self) -> list[bytes]:
-        bad, self._bad = list(dict.fromkeys(self._bad)), []
+    def _take_bad(self, tier: Tier) -> None:
+        """What is not on disk as it was written leaves."""
+        bad, self._bad = dict.fromkeys(self._bad), []
         self._damaged += len(bad)
-        return bad
+        for shelf, changed in ((tier, TierChanged), (tier.snapshots, SnapshotsChanged)):
+            gone = [name for kind, name in bad if kind is changed and shelf is not None and name in shelf.disk]
+            self._next += [changed(gone=b"".join(gone))] if gone else []
 
-    def _stored(self, state: State, tier: Tier) -> TierChanged | None:
+    def _take_written(self, state: State, tier: Tier) -> None:
         """What all ranks have written, and what leaves for it."""
-        answers, self._written, self._asked = self._written, {}, b""
-        sets = [set(names_in(answer.stored)) for answer in answers.values()]
-        asked = names_in(answers[0].blocks)
-        stored = [name for name in asked if all(name in each for each in sets)][: tier.capacity]
-        self._errors += len(asked) - len(stored)
-        if state.weights is not None or not (stored := [name for name in stored if name not in tier.disk]):
-            return None
-        gone, kept = evictions(state, len(stored))
-        return TierChanged(stored=b"".join(stored), gone=b"".join(gone), kept=b"".join(kept))
+        answers, self._written, (blocks, snapshots) = list(self._written.values()), {}, self._asked
+        self._asked = b"", b""
+        self._store(state, TierChanged, (tier, state.pool), blocks, [each.stored for each in answers])
+        if tier.snapshots is not None and state.pool.states is not None:
+            shelf = tier.snapshots, state.pool.states
+            self._store(state, SnapshotsChanged, shelf, snapshots, [each.snapshots_stored for each in answers])
+
+    def _store(
+        self, state: State, changed: type[TierChanged], shelf: tuple[Tier, Pool], asked: bytes, answers: Sequence[bytes]
+    ) -> None:
+        (tier, pool), sets = shelf, [set(names_in(answer)) for answer in answers]
+        stored = [name for name in names_in(asked) if all(name in each for each in sets)][: tier.capacity]
+        self._errors += len(names_in(asked)) - len(stored)
+        if state.weights is None and (stored := [name for name in stored if name not in tier.disk]):
+            gone, kept = evictions(tier, pool, len(stored))
+            self._next.append(changed(stored=b"".join(stored), gone=b"".join(gone), kept=b"".join(kept)))
 
     def _ended(self, tier: Tier) -> PromotionEnded | None:
         """The end of a transfer that all ranks have made, or that takes too long."""
         for transfer in tier.transfers:
             answers = self._read.get(transfer.number, {})
             if len(answers) == self._world_size:
-                self._bad += [answer.bad for answer in answers.values() if answer.bad]
+                blocks = len(transfer.pages) - transfer.hits
+                kinds = ((SnapshotsChanged if answer.count == blocks else TierChanged, answer.bad) for answer in answers.values())
+                self._bad += [each for each in kinds if each[1]]
                 count = min(answer.count for answer in answers.values())
                 if transfer.number in self._fetched:
                     return self._received_from_peer(transfer, count, [answers[rank] for rank in range(self._world_size)])

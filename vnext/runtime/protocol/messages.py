@@ -289,10 +289,12 @@ class ModelFacts(Message, frozen=True):
 
 
 class DiskFound(Message, frozen=True):
-    """What a rank has on disk: the names of its blocks, oldest first, and the bytes of a file."""
+    """What a rank has on disk: the names of its blocks, oldest first, and the bytes of a file, and the same of snapshots."""
 
     blocks: bytes
     file_bytes: int
+    snapshots: bytes = b""
+    snapshot_bytes: int = 0
 
 
 class HandoverPlace(Message, frozen=True):
@@ -381,16 +383,19 @@ class RankAnswer(Message, frozen=True, tag=24):
 
 
 class BlocksWritten(Message, frozen=True, tag=25):
-    """A rank has written those of the `blocks` that it was asked for which are `stored`; the others could not be."""
+    """A rank has written those of the `blocks` that it was asked for which are `stored`, and those of the `snapshots` which are
+    `snapshots_stored`; the others could not be."""
 
     rank: int
     blocks: bytes
     stored: bytes
+    snapshots: bytes = b""
+    snapshots_stored: bytes = b""
 
 
 class BlocksRead(Message, frozen=True, tag=26):
-    """A rank has read the first `count` blocks of a transfer; `bad`: the name of one that is not as it was written, b"" if none.
-    `checksums` (16 bytes each) of those from another engine."""
+    """A rank has read the first `count` blocks of a transfer, its snapshot counted as the last; `bad`: the name of the one behind
+    them that is not as it was written, b"" if none. `checksums` (16 bytes each) of those from another engine."""
 
     rank: int
     transfer: int

@@ -28,7 +28,7 @@ class TierStats(Figures, frozen=True):
     """The disk tier: its `blocks` of `capacity`, and counts since the start: blocks written (`stored`), read back (`promoted`),
     that left (`gone`), that were `damaged`, that left memory before they were written (`missed`) and that could not be written
     (`errors`), and transfers that were `given_up`. `received` blocks came from other engines, and `absent` ones that were to come
-    could not be had."""
+    could not be had. `snapshots` of `snapshots_max` are there too, `snapshots_promoted` were read back."""
 
     blocks: int
     capacity: int
@@ -41,6 +41,9 @@ class TierStats(Figures, frozen=True):
     given_up: int
     received: int = 0
     absent: int = 0
+    snapshots: int = 0
+    snapshots_max: int = 0
+    snapshots_promoted: int = 0
 
 
 class PinStats(Figures, frozen=True):

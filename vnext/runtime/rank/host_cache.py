@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.arrays import as_array, torch_dtype
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
@@ -85,6 +85,11 @@ class StatePools:
         self._forward: ForwardBatch | None = None
         self._trail: Trail | None = None
         self._after = NO_COPIES
+
+    def rows(self) -> list[np.ndarray]:
+        """The memory of the pages: uint8 [page_count, bytes] of each part of each layer."""
+        memory = [as_array(part) for parts in self.pools for part in parts]
+        return [part.reshape(len(part), -1).view(np.uint8) for part in memory]
 
     def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
         """One step: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept."""

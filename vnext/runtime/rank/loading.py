@@ -52,7 +52,7 @@ from vnext.runtime.rank.runner import ModelRunner, Routes
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
-from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
+from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier, Snapshots
 from vnext.runtime.rank.together import HEADS, require_device, require_model
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.group import StoreAddress, join_group
@@ -121,16 +121,20 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
     """This rank's part of the disk tier, and of what other engines hand over; None with neither. `memory`: of the pages, None for
     the runner's on the host. Raises SettingsError where it cannot be had."""
-    files, receiver, page_bytes = None, None, runner.block_bytes(settings.block_size)
+    files, receiver, snapshots, page_bytes = None, None, None, runner.block_bytes(settings.block_size)
     if settings.kv_disk_dir:
+        folder, age_s = Path(settings.kv_disk_dir).expanduser(), settings.kv_disk_max_age_s
         identity = page_identity(settings, runner, f"{settings.place} of {settings.place_count}")
-        files = open_files(settings, Path(settings.kv_disk_dir).expanduser(), identity, page_bytes, settings.kv_disk_max_age_s)
+        files = open_files(settings, folder, identity, page_bytes, age_s)
+        if files is not None and (state_bytes := runner.state_bytes()):
+            behind = open_files(settings, folder, identity | {"state_bytes": state_bytes}, state_bytes, age_s)
+            snapshots = behind and Snapshots(behind, HostPages(runner.state_rows, HEADER_BYTES + state_bytes))
     if settings.role == "decode":
         pages = handover_identity(settings, runner)
         receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
     if files is None and receiver is None:
         return None
-    return RankTier(settings.rank, files, memory or HostPages(runner.page_rows, HEADER_BYTES + page_bytes), receiver)
+    return RankTier(settings.rank, files, memory or HostPages(runner.page_rows, HEADER_BYTES + page_bytes), receiver, snapshots)
 
 
 def open_files(

@@ -252,6 +252,10 @@ class ModelRunner:
         """The memory of the pages on the host, the draft model's too: uint8 [page_count, bytes] each."""
         return [page_rows(self.cache.kv), *(self.draft.page_rows() if self.draft else ())]
 
+    def state_rows(self) -> list[np.ndarray]:
+        """The memory of the state pages on the host: uint8 [page_count, bytes] each."""
+        return [] if self.cache.states is None else self.cache.states.rows()
+
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
         drafts = sum(drafter.block_bytes(block_size) for drafter in (self.draft, self.head) if drafter)

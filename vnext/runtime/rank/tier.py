@@ -2,7 +2,8 @@
 
 A page to be written is copied between two steps, and its file is written by a thread of its own; the engine core asks for few at a
 time, which bounds the copies. A page that comes back is read and checked by another thread, and filled while no step knows it: by
-that thread on the host, by the rank's on a GPU (vnext/runtime/gpu/pages.py).
+that thread on the host, by the rank's on a GPU (vnext/runtime/gpu/pages.py). Snapshots of recurrent layers are pages and files of
+another size.
 Decides nothing: what is written, read and removed stands in messages and events.
 """
 
@@ -14,16 +15,25 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.runtime.hosts.handover.receiving import Pages, Receiver
 from vnext.runtime.hosts.handover.source import BlockSource, HandoverFailed
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound
 from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles, checksum_in
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks
-from vnext.state.events import AnyEvent, BlocksPromoted, PrefixCacheReset, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import (
+    AnyEvent,
+    BlocksPromoted,
+    PrefixCacheReset,
+    PromotionEnded,
+    SnapshotsChanged,
+    TierChanged,
+    TierOpened,
+)
 from vnext.state.facilities.tier import names_in
 from vnext.state.state import State, Transfer
 
@@ -105,17 +115,27 @@ class HostFilling:
             self._is_over = True
 
 
+class Snapshots(NamedTuple):
+    """The state pages of one rank, and their files."""
+
+    files: PageFiles
+    memory: PageMemory
+
+
 class RankTier:
     """The pages of one rank elsewhere. All methods belong to one thread."""
 
     def __init__(
-        self, rank: int, files: PageFiles | None, memory: PageMemory, receiver: Receiver | None = None
+        self, rank: int, files: PageFiles | None, memory: PageMemory, receiver: Receiver | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`files`: None without a disk tier. `receiver`: None in an engine that gets no blocks of others."""
+        """`files`: None without a disk tier. `receiver`: None in an engine that gets no blocks of others. `snapshots`: None without
+        recurrent layers."""
         self._rank, self._files, self._memory, self._receiver = rank, files, memory, receiver
+        self._snapshots = snapshots
         self._writer = ThreadPoolExecutor(1, "tier-write", _yield_to_others)
         self._reader = ThreadPoolExecutor(1, "tier-read")
-        self._fillings: dict[int, Filling] = {}
+        self._fillings: dict[int, tuple[Filling, ...]] = {}
         self._futures: list[Future[BlocksWritten | BlocksRead]] = []
         self._tickets: dict[int, str] = {}
         self._has_warned, self._said = False, set[str]()
@@ -124,7 +144,10 @@ class RankTier:
         """What is on disk."""
         if self._files is None:
             return DiskFound(blocks=b"", file_bytes=0)
-        return DiskFound(blocks=b"".join(name for _, name in self._files.list()), file_bytes=self._files.file_bytes)
+        found = DiskFound(blocks=_listed(self._files), file_bytes=self._files.file_bytes)
+        if (behind := self._snapshots) is None:
+            return found
+        return replace(found, snapshots=_listed(behind.files), snapshot_bytes=behind.files.file_bytes)
 
     @property
     def is_busy(self) -> bool:
@@ -133,7 +156,7 @@ class RankTier:
 
     def reports(self) -> list[BlocksWritten | BlocksRead]:
         """What has been written and read since the last call."""
-        for filling in self._fillings.values():
+        for filling in self._moving():
             filling.look()
         done = [future for future in self._futures if future.done() and self._is_there(future.result())]
         self._futures = [future for future in self._futures if future not in done]
@@ -141,13 +164,18 @@ class RankTier:
 
     def _is_there(self, report: BlocksWritten | BlocksRead) -> bool:
         """Whether steps find what a report says."""
-        filling = self._fillings.get(report.transfer) if isinstance(report, BlocksRead) else None
-        return filling is None or filling.look()
+        fillings = self._fillings.get(report.transfer, ()) if isinstance(report, BlocksRead) else ()
+        return all([filling.look() for filling in fillings])
+
+    def _moving(self) -> list[Filling]:
+        return [filling for fillings in self._fillings.values() for filling in fillings]
 
     def store(self, request: StoreBlocks) -> None:
         """Copy these pages, and write them."""
-        copies = self._memory.copy(request.pages)
-        self._futures.append(self._writer.submit(self._write, request.blocks, copies))
+        copies = [self._memory.copy(request.pages)]
+        if self._snapshots is not None:
+            copies.append(self._snapshots.memory.copy(request.state_pages))
+        self._futures.append(self._writer.submit(self._write, request, copies))
 
     def expect(self, request: FetchBlocks) -> None:
         """The blocks of the transfer that begins next are another engine's."""
@@ -157,21 +185,25 @@ class RankTier:
         """Do what an event asks for, which has led to `state`."""
         match event:
             case BlocksPromoted() if state.tier is not None:
-                self._fillings[event.transfer] = filling = self._memory.fill()
                 ticket, moving = self._tickets.pop(event.transfer, ""), state.tier.transfers[-1]
-                self._futures.append(self._reader.submit(self._read, moving, filling, ticket))
+                behind = (self._snapshots.memory.fill(),) if self._snapshots is not None and moving.state >= 0 else ()
+                self._fillings[event.transfer] = fillings = (self._memory.fill(), *behind)
+                self._futures.append(self._reader.submit(self._read, moving, fillings, ticket))
             case PromotionEnded():
-                self._fillings.pop(event.transfer).stop()
+                for filling in self._fillings.pop(event.transfer):
+                    filling.stop()
         if self._files is not None:
-            self._change(event, self._files)
+            self._change(event, self._files, TierChanged)
+        if self._snapshots is not None:
+            self._change(event, self._snapshots.files, SnapshotsChanged)
 
-    def _change(self, event: AnyEvent, files: PageFiles) -> None:
+    def _change(self, event: AnyEvent, files: PageFiles, changed: type[TierChanged]) -> None:
         """Have files kept and removed as an event says."""
         match event:
             case TierOpened():
-                known = frozenset(names_in(event.blocks))
+                known = frozenset(names_in(event.blocks if changed is TierChanged else event.snapshots))
                 self._writer.submit(files.keep, known.__contains__)
-            case TierChanged():
+            case TierChanged() if type(event) is changed:
                 self._writer.submit(files.remove, names_in(event.gone))
                 self._writer.submit(files.touch, names_in(event.kept))
             case PrefixCacheReset():
@@ -179,33 +211,40 @@ class RankTier:
 
     def close(self) -> None:
         """End both threads, with what they have begun, and let another engine use the folder."""
-        for filling in self._fillings.values():
+        for filling in self._moving():
             filling.stop()
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
-        if self._files is not None:
-            self._files.close()
+        for files in (self._files, self._snapshots and self._snapshots.files):
+            if files is not None:
+                files.close()
 
-    def _write(self, asked: bytes, copies: Callable[[], Sequence[Sequence[bytes | memoryview]]]) -> BlocksWritten:
-        stored, files = [], self._files
+    def _write(self, request: StoreBlocks, copies: Sequence[Callable[[], Sequence[Sequence[bytes | memoryview]]]]) -> BlocksWritten:
+        stored, behind = list[bytes](), list[bytes]()
+        shelves = ((self._files, request.blocks, stored), (self._snapshots and self._snapshots.files, request.snapshots, behind))
         try:
-            for name, parts in zip(names_in(asked), copies()) if files is not None else ():
-                files.write(name, parts)
-                stored.append(name)
+            for (files, asked, written), copied in zip(shelves, copies):
+                for name, parts in zip(names_in(asked), copied()) if files is not None else ():
+                    files.write(name, parts)
+                    written.append(name)
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("The disk tier writes no more blocks, and serving goes on: %s", error)
-        return BlocksWritten(rank=self._rank, blocks=asked, stored=b"".join(stored))
+        return BlocksWritten(self._rank, request.blocks, b"".join(stored), request.snapshots, b"".join(behind))
 
-    def _read(self, transfer: Transfer, filling: Filling, ticket: str) -> BlocksRead:
+    def _read(self, transfer: Transfer, fillings: tuple[Filling, ...], ticket: str) -> BlocksRead:
         if ticket:
-            return self._receive(transfer, filling, ticket)
+            return self._receive(transfer, fillings[0], ticket)
         files, found = self._files, list[bytes]()
         if files is None:
             return BlocksRead(rank=self._rank, transfer=transfer.number, count=0)
-        bad = self._fill(files, files, transfer, filling, found)
+        bad = self._fill(files, files, _blocks_of(transfer), fillings[0], found)
         files.touch(transfer.keys[transfer.hits :][: len(found)][::-1])
+        if self._snapshots is not None and transfer.state >= 0 and len(found) == len(transfer.pages) - transfer.hits:
+            files, behind = self._snapshots.files, transfer.keys[-1:]
+            bad = self._fill(files, files, list(zip(behind, (transfer.state,))), fillings[-1], found)
+            files.touch(behind)
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), bad=bad)
 
     def _receive(self, transfer: Transfer, filling: Filling, ticket: str) -> BlocksRead:
@@ -216,17 +255,17 @@ class RankTier:
             source, pages = self._receiver.source(ticket)
             with closing(source):
                 source.ask(transfer.keys[transfer.hits :])
-                self._fill(source, pages, transfer, filling, found)
+                self._fill(source, pages, _blocks_of(transfer), filling, found)
         except HandoverFailed as error:
             self._say(f"A prompt is computed here too: {error}")
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), checksums=b"".join(found))
 
     def _fill(
-        self, source: BlockSource, pages: Pages, transfer: Transfer, filling: Filling, found: list[bytes]
+        self, source: BlockSource, pages: Pages, wanted: Sequence[tuple[bytes, int]], filling: Filling, found: list[bytes]
     ) -> bytes:
-        """Fill the pages of a transfer, in order, as far as there are right blocks, whose checksums `found` gets. Returns the name
-        of one that is not right, b"" if none."""
-        for key, page in zip(transfer.keys[transfer.hits :], transfer.pages[transfer.hits :]):
+        """Fill pages with the blocks that are `wanted`, in order, as far as they are right; `found` gets their checksums. Returns
+        the name of one that is not right, b"" if none."""
+        for key, page in wanted:
             if (buffer := filling.room()) is None:
                 break
             if not (source.fetch(key, buffer) and pages.is_right(key, buffer)):
@@ -242,6 +281,15 @@ class RankTier:
         if sentence not in self._said:
             self._said = {*list(self._said)[-SAID_MAX:], sentence}
             log.warning("%s", sentence)
+
+
+def _blocks_of(transfer: Transfer) -> list[tuple[bytes, int]]:
+    """The blocks that a transfer reads, each with its page."""
+    return list(zip(transfer.keys[transfer.hits :], transfer.pages[transfer.hits :]))
+
+
+def _listed(files: PageFiles) -> bytes:
+    return b"".join(name for _, name in files.list())
 
 
 def _yield_to_others() -> None:

@@ -75,11 +75,14 @@ _ADAPTER_COUNTERS: Names = {
 _TIER_GAUGES: Names = {
     "blocks": ("vnext_kv_disk_blocks", "Blocks of the disk tier."),
     "capacity": ("vnext_kv_disk_blocks_max", "Blocks that the disk tier may have."),
+    "snapshots": ("vnext_kv_disk_snapshots", "Snapshots of recurrent layers in the disk tier."),
+    "snapshots_max": ("vnext_kv_disk_snapshots_max", "Snapshots that it may have."),
 }
 _TIER_COUNTERS: Names = {
     "stored": ("vnext_kv_disk_stored", "Blocks that were written to the disk tier."),
     "promoted": ("vnext_kv_disk_promoted", "Blocks that were read back from the disk tier."),
     "gone": ("vnext_kv_disk_gone", "Blocks that left the disk tier."),
+    "snapshots_promoted": ("vnext_kv_disk_snapshots_promoted", "Snapshots that were read back."),
     "damaged": ("vnext_kv_disk_damaged", "Blocks that were not on disk as they were written."),
     "missed": ("vnext_kv_disk_missed", "Blocks that left memory before they were written."),
     "errors": ("vnext_kv_disk_errors", "Blocks that could not be written; behind the first, no more are."),

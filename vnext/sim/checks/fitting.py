@@ -28,7 +28,8 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
     tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
     tokens = up_to_edge(config, start, waiting.known, after.state.requests[waiting.id].prompt_length, tokens)
     tokens, _ = up_to_input(before, waiting.id, waiting.tokens, start, tokens, room_left(before, after), is_new=True)
-    if not state_pages_fit(before, after, waiting, start // config.block_size):
+    read = [each for each in after.state.tier.transfers if each.state >= 0] if transfers and after.state.tier else ()
+    if not state_pages_fit(before, after, waiting, start // config.block_size, len(read)):
         return 0
     if tokens < rest and not config.chunked_prefill:
         return 0
@@ -224,8 +225,8 @@ def offered_edges(before: PlainState, after: PlainState, waiting: Waiting, stays
     return found
 
 
-def state_pages_fit(before: PlainState, after: PlainState, waiting: Waiting, hit_blocks: int) -> bool:
-    """Whether one more request would have had its state pages, behind those that the plan admits."""
+def state_pages_fit(before: PlainState, after: PlainState, waiting: Waiting, hit_blocks: int, more: int) -> bool:
+    """Whether one more request would have had its state pages, behind those that the plan admits, with so many `more`."""
     config, then, now = after.state.config, before.state.pool.states, after.state.pool.states
     if then is None or now is None:
         return True
@@ -233,7 +234,7 @@ def state_pages_fit(before: PlainState, after: PlainState, waiting: Waiting, hit
     if hit_blocks:
         page = then.prefix_index.block_of(waiting.block_hashes[hit_blocks - 1])
         need += page is not None and int(then.ref[page]) == 0
-    return need <= now.free
+    return need <= now.free + more
 
 
 def snapshot_count(state: State) -> int:

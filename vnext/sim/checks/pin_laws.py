@@ -146,6 +146,7 @@ def resets_forget(event: AnyEvent, after: PlainState) -> None:
         return
     tier = after.state.tier
     left = 0 if tier is None else len(tier.disk) + sum(len(each.keys) for each in tier.transfers)
+    left += len(tier.snapshots.disk) if tier is not None and tier.snapshots is not None else 0
     kept = len(after.state.pool.prefix_index) + snapshot_count(after.state)
     if left or kept:
         raise LawBroken("K4", f"{left} blocks on disk and {kept} in memory outlive a reset")

@@ -197,7 +197,7 @@ def _tier(tier: Tier | None) -> object:
     if tier is None:
         return None
     counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
-    return counts, list(tier.disk.oldest_first()), tier.transfers
+    return counts, list(tier.disk.oldest_first()), tier.transfers, _tier(tier.snapshots)
 
 
 def _pins(pins: Pins | None) -> object:

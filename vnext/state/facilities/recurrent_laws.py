@@ -60,12 +60,16 @@ def copies_do_not_alias(state: State) -> None:
 
 
 def state_pages_are_conserved(state: State) -> None:
-    """N4: a state page is held by its row, or it is queued once."""
+    """N4: a state page is held by its row, by a transfer alone, or it is queued once."""
     if (pool := state.pool.states) is None or state.rows.recurrent is None:
         return
     held, queued = _held(state.rows.recurrent), free_blocks(pool).tolist()
-    right = np.bincount(np.concatenate((held, pinned_pages(pool))), minlength=pool.page_count)
-    _hold(len(right) == pool.page_count and bool((right == pool.ref).all()), "N4", "holders of state pages are not rows and pins")
+    read = [each.state for each in (state.tier.transfers if state.tier else ()) if each.state >= 0]
+    right = np.bincount(np.concatenate((held, pinned_pages(pool), read)).astype(np.int64), minlength=pool.page_count)
+    is_right = len(right) == pool.page_count and bool((right == pool.ref).all())
+    _hold(is_right, "N4", "holders of state pages are not rows, transfers and pins")
+    alone = all(right[page] == 1 and pool.prefix_index.hash_of(page) is None for page in read)
+    _hold(alone, "N4", f"the state pages {read} are being read, and have a name or another owner")
     _hold(len(set(queued)) == len(queued) == pool.free, "N4", f"{queued} are queued where {pool.free} state pages are free")
     count = int(np.count_nonzero(right))
     _hold(len(queued) + count == pool.page_count, "N4", f"{len(queued)} free and {count} held of {pool.page_count}")

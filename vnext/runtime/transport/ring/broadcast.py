@@ -55,10 +55,13 @@ class BeginFrom(_Wire, tag=101, frozen=True):
 
 
 class StoreBlocks(_Wire, tag=102, frozen=True):
-    """No event: asks a rank to write these `pages` to disk under the names `blocks` (16 bytes each). Answered by BlocksWritten."""
+    """No event: asks a rank to write these `pages` to disk under the names `blocks` (16 bytes each), and these `state_pages` as the
+    `snapshots` behind such blocks. Answered by BlocksWritten."""
 
     blocks: bytes
     pages: tuple[int, ...]
+    snapshots: bytes = b""
+    state_pages: tuple[int, ...] = ()
 
 
 class FetchBlocks(_Wire, tag=103, frozen=True):
