@@ -1,54 +1,14 @@
-"""Why the prefix cache had less of a prompt than it could have had: thirty ways to lose it, each named, and what is no loss."""
+"""Why the prefix cache had less of a prompt than it could have had: each way to lose it, and what is no loss."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_drive import Engine
+from asked import LONG, SIZE, Asked
 
 from vnext.runtime.engine import misses as misses_module
-from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.protocol.stats import CacheMiss
-from vnext.state.events import EnginePaused, StepPlanned, WeightsChanged
-
-SIZE = 4
-"""Tokens of a block in core_drive."""
-
-
-class Asked:
-    """An engine whose requests are asked one after another, and what its misses say of each."""
-
-    def __init__(self, **changes: object) -> None:
-        self.engine, self.misses = Engine(**{"max_model_len": 64, "max_num_batched_tokens": 64} | changes), CacheMisses()
-
-    def begin(self, prompt: list[int], max_tokens: int = 1, **changes: object) -> CacheMiss | None:
-        id_ = self.engine.arrive(prompt, max_tokens, **changes)
-        return self.plan().get(id_)
-
-    def plan(self) -> dict[int, CacheMiss]:
-        before, plan = self.engine.state, self.engine.decide()
-        assert isinstance(plan, StepPlanned)
-        after = self.engine.fold(plan)
-        ids = after.rows.id[-len(plan.admitted) :].tolist() if plan.admitted else []
-        return dict(self.misses.admitted(before, after, ids))
-
-    def run_out(self, token: int = 9) -> None:
-        while self.engine.state.requests:
-            if not self.engine.state.in_flight:
-                self.plan()
-            before = self.engine.state
-            ended = [each.id for each in self.engine.commit(*[token] * int(before.in_flight[0].samples.sum())) if each.finish]
-            if ended:
-                self.misses.ended(before, ended)
-
-    def ask(self, prompt: list[int], max_tokens: int = 1, token: int = 9, **changes: object) -> CacheMiss | None:
-        found = self.begin(prompt, max_tokens, **changes)
-        self.run_out(token)
-        return found
-
-
-LONG = list(range(10, 42))
-"""A prompt of eight blocks."""
+from vnext.state.events import EnginePaused, WeightsChanged
 
 
 @pytest.mark.parametrize("place", [1, 2, 5, 7, 8, 13, 16, 19, 20, 23])

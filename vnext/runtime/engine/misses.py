@@ -140,9 +140,10 @@ class CacheMisses:
     def _absent(self, before: State, after: State, name: bytes, asker: int, miss: CacheMiss) -> CacheMiss:
         """Of blocks that an earlier request had: they are not computed yet, stand there without what goes with them (a snapshot, or
         other groups' pages), or were evicted."""
-        at = np.flatnonzero(after.rows.id == asker)
-        if len(at) and int(after.rows.computed[at[0]]) <= miss.at_token + before.config.block_size:
-            return msgspec.structs.replace(miss, reason="computing")
+        if (after.rows.id == asker).any():
+            computed = before.rows.computed[before.rows.id == asker]
+            if not len(computed) or int(computed[0]) < miss.at_token + before.config.block_size:
+                return msgspec.structs.replace(miss, reason="computing")
         is_there = before.pool.prefix_index.block_of(name) is not None
         return msgspec.structs.replace(miss, reason="incomplete") if is_there else miss
 
