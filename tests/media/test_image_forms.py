@@ -76,6 +76,28 @@ def test_whole_images_are_those_of_transformers(tmp_path: Path, size: tuple[int,
     assert form.spelled(part).tolist() == [90] * 16
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_grids_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    kind = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl").Qwen2VLImageProcessorPil
+    picture, raw = noise(*size), {"size": {"shortest_edge": 40**2, "longest_edge": 96**2}, "patch_size": PATCH, "merge_size": MERGED}
+    form = form_with(tmp_path, f"grid 90 {PATCH} {MERGED} {128**2}", raw)
+    (part,), text = form.seen(picture, "it", True)
+    right = kind(**raw)(Image.fromarray(picture), return_tensors="np")
+    (_, rows, columns), side = right["image_grid_thw"][0].tolist(), PATCH * MERGED
+    assert part.pixels.shape == (rows * PATCH, columns * PATCH, 3) and part.rows == rows // MERGED
+    found = form.numbers(part_in(part.file)).reshape(3, rows // MERGED, MERGED, PATCH, columns // MERGED, MERGED, PATCH)
+    flat = np.repeat(found.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None], 2, 5).reshape(rows * columns, -1)
+    np.testing.assert_allclose(flat, right["pixel_values"], rtol=0, atol=1e-6)
+    assert text == "<|image_pad|>" * (part.pixels[..., 0].size // side**2) and form.spelled(part).tolist() == [90] * text.count("<")
+
+
+def test_large_images_shrink_to_the_towers_room(tmp_path: Path) -> None:
+    form = form_with(tmp_path, f"grid 90 {PATCH} {MERGED} {64**2}", {"max_pixels": 96**2, "min_pixels": 16**2})
+    for size, wanted in (((64, 64), (64, 64)), ((80, 80), (64, 64)), ((200, 40), (136, 24))):
+        (part,), _ = form.seen(noise(*size), "it", True)
+        assert part.pixels.shape[:2] == wanted
+
+
 def test_what_a_file_cannot_mean_is_one_sentence(tmp_path: Path) -> None:
     for sizes, raw, words in (
         ("anyres 90 32 4 3", {"size": {"height": 16, "width": 32}}, "and the tower reads squares of 32 pixels"),
@@ -84,10 +106,13 @@ def test_what_a_file_cannot_mean_is_one_sentence(tmp_path: Path) -> None:
         ("whole 90 32 16", {"size": {"height": 32, "width": 16}}, "and the tower reads squares of 32 pixels"),
         ("whole 90 32 16", {"do_pan_and_scan": True}, "do_pan_and_scan is not supported"),
         ("rows 90 4 2 64", {"image_std": [1, 2]}, "image_std is .* three numbers"),
+        ("grid 90 4 2 9216", {"min_pixels": 255}, "has 255 to 1003520 pixels: these must be numbers, in order, of 256 or more"),
+        ("grid 90 4 2 9216", {"size": {"shortest_edge": 300, "longest_edge": 299}}, "has 300 to 299 pixels"),
+        ("grid 90 4 2 9216", {"patch_size": 14}, "patch_size is 14 and 4 in config.json"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=words):
             form_with(tmp_path, sizes, raw)
-    for sizes in ("anyres 90 32 4 3", "rows 90 4 2 64", "whole 90 32 16"):
+    for sizes in ("anyres 90 32 4 3", "rows 90 4 2 64", "whole 90 32 16", "grid 90 4 2 9216"):
         with pytest.raises(MediaError, match="no side may be more than 200 times the other"):
             form_with(tmp_path, sizes, {}).seen(noise(1, 300), "it", True)
     (tmp_path / "tokenizer.json").unlink()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.media import anyres, rows, tiles, whole
+from vnext.media import anyres, grid, rows, tiles, whole
 from vnext.media.pictures import MediaError, picture_of
 from vnext.media.seen import Form, with_images
 from vnext.media.sources import MediaRules, bytes_at
@@ -20,7 +20,7 @@ from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
 
 FORMS: Mapping[str, Callable[..., Form]] = MappingProxyType(
-    {"anyres": anyres.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
+    {"anyres": anyres.form_in, "grid": grid.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
 )
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32
@@ -67,7 +67,7 @@ class ImageReader:
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             raise MediaError(f"{name} is no image: give an address, a file's bytes, Pillow's image or uint8 [height, width, 3]")
         parts, text = self._form.seen(image, name, is_alone)
-        digests = self._store.put([part.file for part in parts], name)
+        digests = self._store.put([part.file for part in parts], name, [part.rows for part in parts])
         return Shown(text, tuple(zip(digests, (len(self._form.spelled(part)) for part in parts))))
 
     def written(self, text: str, images: Sequence[Shown]) -> str:

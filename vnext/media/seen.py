@@ -13,10 +13,11 @@ HEAD_MAX = 100
 
 class Part(NamedTuple):
     """One input: pixels uint8 [height, width, 3], or several of one size [N, height, width, 3]; `more` says what else its vectors
-    depend on."""
+    depend on; `rows`: in how many its tokens lie, where their places tell, else 0."""
 
     pixels: np.ndarray
     more: tuple[int, ...] = ()
+    rows: int = 0
 
     @property
     def file(self) -> bytes:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from vnext.media.pictures import MediaError
-from vnext.state.store.inputs import DIGEST_SIZE
+from vnext.state.store.inputs import DIGEST_SIZE, ROWS_SIZE, with_rows
 
 FOLDER = "media"
 """In an engine's run directory, beside the socket of its clients."""
@@ -34,9 +34,10 @@ class MediaStore:
     def __init__(self, folders: Iterable[Path], room_bytes: int = ROOM_BYTES) -> None:
         self._folders, self._room = tuple(folders), room_bytes
 
-    def put(self, files: Sequence[bytes], name: str) -> list[bytes]:
-        """Keep the files of the image or sound `name`; returns their digests. Raises MediaError where there is no room."""
-        digests = [digest_of(file) for file in files]
+    def put(self, files: Sequence[bytes], name: str, rows: Sequence[int] = ()) -> list[bytes]:
+        """Keep the files of the image or sound `name`; returns their digests, which tell in how many `rows` tokens lie, if not 0.
+        Raises MediaError where there is no room."""
+        digests = [digest_of(file, count) for file, count in zip(files, rows or (0,) * len(files), strict=True)]
         named = {digest.hex(): file for digest, file in zip(digests, files, strict=True)}
         try:
             for folder in self._folders:
@@ -58,14 +59,15 @@ def kept_in(folder: Path, digest: bytes, kind: str) -> bytes:
         file = (folder / digest.hex()).read_bytes()
     except OSError as error:
         raise MediaError(f"the {kind} {digest.hex()} is not in {folder}") from error
-    if digest_of(file) != digest:
+    if digest_of(file)[:-ROWS_SIZE] != digest[:-ROWS_SIZE]:
         raise MediaError(f"the {kind} {digest.hex()} in {folder} is damaged")
     return file
 
 
-def digest_of(file: bytes) -> bytes:
-    """The name of a file, 15 bytes."""
-    return blake2b(file, digest_size=DIGEST_SIZE).digest()
+def digest_of(file: bytes, rows: int = 0) -> bytes:
+    """The name of a file, 15 bytes, which ends with the number of `rows` if there are any."""
+    found = blake2b(file, digest_size=DIGEST_SIZE).digest()
+    return with_rows(found, rows) if rows else found
 
 
 def _is_there(path: Path) -> bool:

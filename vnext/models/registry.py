@@ -133,6 +133,7 @@ ROWS = MappingProxyType(
         "Idefics3ForConditionalGeneration": Row("towers.idefics3", "idefics3"),
         "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),
         "LlavaOnevisionForConditionalGeneration": Row("towers.llava_onevision", "llava_onevision"),
+        "Qwen2_5_VLForConditionalGeneration": Row("towers.qwen2_5_vl", "qwen2_5_vl"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
     }
 )

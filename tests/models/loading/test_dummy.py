@@ -28,6 +28,10 @@ MORE = {
     "InternLM3ForCausalLM": {**BASE, "model_type": "internlm3", "qkv_bias": True},
     "Mistral3ForConditionalGeneration": {"text_config": {**BASE, "model_type": "mistral"}, "vision_config": {}},
     "LlavaOnevisionForConditionalGeneration": {"text_config": {**BASE, "model_type": "qwen2"}, "vision_config": {}},
+    "Qwen2_5_VLForConditionalGeneration": {
+        "text_config": {**BASE, "rope_parameters": {"mrope_section": [BASE["hidden_size"] // BASE["num_attention_heads"] // 2, 0, 0]}},
+        "vision_config": {"hidden_size": 64, "depth": 2},
+    },
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },

@@ -122,6 +122,15 @@ def parse_yarn(rope: Rope, scaling: Json, longest: int) -> Rope:
     )
 
 
+def with_axes(rope: Rope, scaling: Json, pair_count: int) -> Rope:
+    """The rope, whose pairs turn in turn by time, rows and columns, so many each as mrope_section says. Raises ModelError."""
+    sections = scaling.get("mrope_section", [16, 24, 24])
+    counts = sections if isinstance(sections, list) else []
+    if len(counts) != 3 or not all(isinstance(each, int) and each >= 0 for each in counts) or sum(counts) != pair_count:
+        raise ModelError(f"mrope_section is {shown(sections)} and must be three numbers of sum {pair_count}; correct config.json")
+    return msgspec.structs.replace(rope, axes=tuple(axis for axis, count in enumerate(counts) for _ in range(count)))
+
+
 def parse_longrope(rope: Rope, scaling: Json, longest: int, pair_count: int, beyond: bool) -> Rope:
     """LongRoPE (arXiv 2402.13753): short factors within the original context, long ones where longer requests are asked for.
 

@@ -11,7 +11,7 @@ import msgspec
 from vnext.models.config.json_keys import Json, number, positive, refuse, required
 from vnext.models.errors import ModelError
 
-FormName = Literal["tiles", "anyres", "rows", "whole"]
+FormName = Literal["tiles", "anyres", "rows", "whole", "grid"]
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     `form`: how images become inputs (media/reader.py). `image_token`: the token in whose place vectors stand. `grid`: patches along
     a side, at most; `patch`: pixels along a patch. `shuffle`: states along each side of the square that becomes a vector of `width`
     numbers; `most` squares of an image have all their vectors, 0 where no image has several. `theta`: of the rope over rows and
-    columns, 0 where positions are learned. `eps`: of norms, `merger_eps` of the one behind the layers.
+    columns, 0 where positions are learned. `eps`: of norms, `merger_eps` of the one behind the layers. `frames`: of a patch, all
+    alike in an image. `window`: squares along each side of what layers see, 0 for all; `whole_layers` see all.
     """
 
     form: FormName
@@ -38,6 +39,9 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "gelu_tanh"
     eps: float
     merger_eps: float = 0.0
+    frames: int = 1
+    window: int = 0
+    whole_layers: tuple[int, ...] = ()
 
     @property
     def side(self) -> int:
@@ -47,7 +51,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def patch_size(self) -> int:
         """Numbers of a patch."""
-        return 3 * self.patch**2
+        return 3 * self.frames * self.patch**2
 
     @property
     def vectors(self) -> int:
@@ -69,7 +73,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         """The form of images and its numbers, for servers."""
         numbers = {
             "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side),
-            "whole": (self.side, self.vectors),
+            "whole": (self.side, self.vectors), "grid": (self.patch, self.shuffle, self.side**2),
         }[self.form]  # fmt: skip
         return " ".join(map(str, (self.form, self.image_token, *numbers)))
 
@@ -162,6 +166,43 @@ def parse_rows(raw: Json, width: int, merger_eps: float) -> Tower:
         activation=str(vision["hidden_act"]),
         eps=1e-5,
         merger_eps=merger_eps,
+    )
+
+
+GRID_MAX = 128
+"""Patches along a side of the largest square image that a tower without a size of its own has room for."""
+
+
+def parse_grid(raw: Json, width: int) -> Tower:
+    """The tower of Qwen2.5-VL. Raises ModelError."""
+    usual = {"hidden_size": 3584, "intermediate_size": 3420, "depth": 32, "num_heads": 16, "patch_size": 14, "window_size": 112}
+    vision = usual | {"spatial_merge_size": 2, "temporal_patch_size": 2} | required(raw, "vision_config", {})
+    refuse(vision, "hidden_act", unless=("silu",))
+    refuse(vision, "in_channels", unless=(3,))
+    names = ("hidden_size", "num_heads", "patch_size", "spatial_merge_size", "window_size")
+    hidden, heads, patch, shuffle, window = (positive(vision, name) for name in names)
+    if hidden % heads or hidden // heads % 4 or not window // shuffle // patch or GRID_MAX % shuffle:
+        raise ModelError(
+            f"vision_config has {hidden} numbers in {heads} heads, windows of {window} pixels and squares of {patch * shuffle}: "
+            f"heads must be multiples of 4, a window hold a square, and {shuffle} divide {GRID_MAX}; correct config.json"
+        )
+    return Tower(
+        form="grid",
+        image_token=positive(raw, "image_token_id", 151655),
+        grid=GRID_MAX,
+        patch=patch,
+        shuffle=shuffle,
+        width=width,
+        hidden_size=hidden,
+        intermediate_size=positive(vision, "intermediate_size"),
+        layer_count=positive(vision, "depth"),
+        head_count=heads,
+        theta=number(vision.get("rope_parameters") or {}, "rope_theta", 10000.0),
+        activation="silu",
+        eps=1e-6,
+        frames=positive(vision, "temporal_patch_size"),
+        window=window // shuffle // patch,
+        whole_layers=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
     )
 
 

@@ -90,7 +90,7 @@ def query_factors(positions: Array, growth: tuple[float, int], on_host: bool) ->
 
 
 def _host_angles(positions: np.ndarray, frequencies: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
-    turned = positions.astype(np.float32)[:, None] if positions.ndim == 1 else positions[np.array(rope.axes)].T.astype(np.float32)
-    angles = (turned * frequencies).astype(np.float64)
+    places = positions[:, None] if positions.ndim == 1 else np.ascontiguousarray(positions[np.array(rope.axes)].T)
+    angles = (places.astype(np.float32) * frequencies).astype(np.float64)
     factor = np.float32(rope.attention_factor)
     return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor

@@ -14,6 +14,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, as_tensor
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, HostBatch
+from vnext.models.layers.both_sides import ByToken
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import (
     Attention,
@@ -61,12 +62,13 @@ class TowerParams(NamedTuple):
 
 class Passing(NamedTuple):
     """An image on its way through a tower: states [N, rows * columns, hidden] of N images of one size, computed one by one, and the
-    step of their layers."""
+    step of their layers. `windows` int64: how many states there are in each of those that some layers see, in their order."""
 
     states: torch.Tensor
     step: Step
     rows: int
     columns: int
+    windows: np.ndarray | None = None
 
 
 def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig) -> Passing:
@@ -76,18 +78,24 @@ def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelC
     assert tower is not None
     patch, (count, _, height, width) = tower.patch, pixels.shape
     rows, columns = height // patch, width // patch
-    step = step_of_all(kv, rows * columns, config)
+    step, order, windows = step_of_all(kv, rows * columns, config), None, None
+    if tower.form == "grid":
+        order, windows = patch_order(rows, columns, tower.shuffle, tower.window)
     if tower.theta:
-        step = step._replace(**turned(rows, columns, config.head_dim, tower.theta))
-    cut = pixels.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5).reshape(-1, tower.patch_size)
+        step = step._replace(**turned(rows, columns, config.head_dim, tower.theta, order))
+    cut = pixels.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
+    cut = cut.reshape(-1, 3, 1, patch**2).expand(-1, -1, tower.frames, -1).reshape(-1, tower.patch_size)
+    if order is not None:
+        cut = cut.unflatten(0, (count, -1))[:, order].flatten(0, 1)
     states = step.operations.linear(cut.to(kv[0][0].dtype).contiguous(), *params.patches)
     states = norm_of(states, params.before, step).unflatten(0, (count, -1))
     if params.positions is not None:
         places = place_numbers(rows) if tower.form == "tiles" else np.arange(rows * columns)
         states = states + params.positions.index_select(0, as_tensor(places))
-    return Passing(states, step, rows, columns)
+    return Passing(states, step, rows, columns, windows)
 
 
+Windows = np.ndarray | None
 Parts = Generator[int, None, Any]
 """A computation that stops behind each of its parts, all of about the same cost, where it says how many there are, and ends with
 what it has computed."""
@@ -97,9 +105,10 @@ def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: Model
     """A Passing of images, as for `begin`, behind the last layer and its norm; as for `through`, layer by layer."""
     passing = begin(params, kv, pixels, config)
     count, (images, states, _) = len(params.layers), passing.states.shape
-    for layer in params.layers:
+    for at, layer in enumerate(params.layers):
+        windows = None if config.tower is None or at in config.tower.whole_layers else passing.windows
         for each in passing.states:
-            for _ in through((layer,), each, kv, passing.step, band):
+            for _ in through((layer,), each, kv, passing.step, band, windows):
                 yield count * images * parts_of(states, band)
     return end(params, passing)
 
@@ -117,9 +126,11 @@ def parts_of(states: int, band: int) -> int:
     return bands + 1 if bands > 1 else 1
 
 
-def through(layers: Sequence[TowerLayer], states: torch.Tensor, kv: KvCache, step: Step, band: int = NO_BAND) -> Parts:
+def through(
+    layers: Sequence[TowerLayer], states: torch.Tensor, kv: KvCache, step: Step, band: int = NO_BAND, windows: Windows = None
+) -> Parts:
     """States [N, hidden], changed as the layers leave them, before any last norm. A layer's keys and values come first, then what
-    it makes of its states, a `band` of them in a part: none depends on which others are computed with it."""
+    it makes of its states, a `band` of them in a part: none depends on which others are computed with it. `windows`: as Passing."""
     count = len(states)
     spans = [slice(first, min(first + band, count)) for first in range(0, count, band)]
     for layer in layers:
@@ -128,7 +139,7 @@ def through(layers: Sequence[TowerLayer], states: torch.Tensor, kv: KvCache, ste
         if len(spans) > 1:
             yield 0
         for span in spans:
-            own = step if len(spans) == 1 else step._replace(metadata=step_of_all(kv, count, step.config, span).metadata)
+            own = step if len(spans) == 1 and windows is None else step_of_all(kv, count, step.config, span, windows)
             near = states[span] + row(read(seen[span], kv[0], own), layer.attention.output, own)
             states[span] = near + mlp(layer.mlp, norm_of(near, layer.mlp_norm, own), own)
             yield 0
@@ -144,12 +155,13 @@ def whole(parts: Parts) -> Any:
             return end.value
 
 
-def turned(rows: int, columns: int, head_dim: int, theta: float) -> dict[str, torch.Tensor]:
-    """The rope over rows and columns, as a step has it: pairs of a head turn by row and by column, every other frequency each."""
+def turned(rows: int, columns: int, head_dim: int, theta: float, order: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+    """The rope over rows and columns, as a step has it: pairs of a head turn by row and by column, every other frequency each; of
+    patches in an `order` of their own both by the first ones."""
     frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
     down = np.repeat(np.arange(rows, dtype=np.float32), columns)[:, None] * frequencies[0::2]
-    across = np.tile(np.arange(columns, dtype=np.float32), rows)[:, None] * frequencies[1::2]
-    angles = np.concatenate((down, across), axis=1).astype(np.float64)
+    across = np.tile(np.arange(columns, dtype=np.float32), rows)[:, None] * frequencies[order is None :: 2]
+    angles = np.concatenate((down, across), axis=1).astype(np.float64)[ALL if order is None else order]
     return {"cosine": as_tensor(np.cos(angles).astype(np.float32)), "sine": as_tensor(np.sin(angles).astype(np.float32))}
 
 
@@ -158,6 +170,25 @@ def squares(passing: Passing, by: int) -> torch.Tensor:
     count, _, hidden = passing.states.shape
     cut = passing.states.reshape(count, passing.rows // by, by, passing.columns // by, by, hidden)
     return cut.permute(0, 1, 3, 2, 4, 5).reshape(count, -1, by * by, hidden)
+
+
+def square_order(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int]]:
+    """Squares of an image by their numbers row by row, int64 [rows * columns], window by window, and how many each window has."""
+    numbers, step = np.arange(rows * columns).reshape(rows, columns), window or max(rows, columns)
+    found = [
+        numbers[down : down + step, across : across + step].reshape(-1)
+        for down in range(0, rows, step) for across in range(0, columns, step)
+    ]  # fmt: skip
+    return np.concatenate(found), [len(each) for each in found]
+
+
+def patch_order(rows: int, columns: int, by: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Patches of an image by their numbers row by row, int64 [rows * columns], square by square of by * by patches, in the order of
+    these, and how many each window has, int64."""
+    squares, counts = square_order(rows // by, columns // by, window)
+    down, across = np.divmod(squares, columns // by)
+    inside = np.arange(by)[:, None] * columns + np.arange(by)
+    return ((down * columns + across)[:, None] * by + inside.reshape(-1)).reshape(-1), np.array(counts) * by**2
 
 
 def place_numbers(grid: int) -> np.ndarray:
@@ -174,10 +205,16 @@ def page_count(patches: int) -> int:
     return -(-patches // BLOCK_SIZE)
 
 
-def step_of_all(kv: KvCache, patches: int, config: ModelConfig, span: slice = ALL) -> Step:
-    """A step of one row for each patch of the `span`, which sees all patches; layers are all alike."""
+def step_of_all(kv: KvCache, patches: int, config: ModelConfig, span: slice = ALL, windows: Windows = None) -> Step:
+    """A step of one row for each patch of the `span`, which sees all patches, or those of its window; layers are all alike."""
     at = np.arange(patches, dtype=np.int64)[span]
     starts, contexts = np.arange(len(at) + 1, dtype=np.int32), np.full(len(at), patches, dtype=np.int32)
     table = np.tile(np.arange(page_count(patches), dtype=np.int32), (len(at), 1))
     arrays = (at, at, at, starts, contexts, table, at[:0])
-    return layer_steps(kv, ForwardBatch(*map(as_tensor, arrays), host=HostBatch(starts, contexts)), config, alone(), None)[0]
+    batch = ForwardBatch(*map(as_tensor, arrays), host=HostBatch(starts, contexts))
+    step = layer_steps(kv, batch, config, alone(), None)[0]
+    if windows is None:
+        return step
+    ends, sizes = (np.repeat(each, windows)[span] for each in (np.cumsum(windows), windows))
+    attend = ByToken(step.operations, batch, (BLOCK_SIZE, kv[0][0].shape[1]), ends, sizes)
+    return step._replace(operations=step.operations._replace(paged_attention=attend))

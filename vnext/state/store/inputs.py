@@ -17,6 +17,8 @@ from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
 DIGEST_SIZE = 15
 ROWS_SIZE = 2
+TOKENS_MIN = DIGEST_WORDS
+"""Of an input."""
 BITS = 30
 
 

@@ -62,6 +62,14 @@ CASES = {
         ("<image_soft_token>", "<start_of_image>", "<end_of_image>"), {"size": {"height": SIDE, "width": SIDE}},
         ("gemma3.image_processing_pil_gemma3", "Gemma3ImageProcessorPil", {}),
     ),
+    "grid": SeeingCase(
+        "Qwen2_5_VL", {"model_type": "qwen2_5_vl_text", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 3]}},
+        {"model_type": "qwen2_5_vl_vision", "num_hidden_layers": 4, "window_size": 16, "out_hidden_size": 48, "fullatt_block_indexes": [2]},
+        {"image_token_id": IMAGE, "video_token_id": 96, "vision_start_token_id": 91, "vision_end_token_id": 92},
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        {"size": {"shortest_edge": 16**2, "longest_edge": 96**2}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
+        ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
+    ),
 }  # fmt: skip
 MARKS = {"whole": "<start_of_image>"}
 """What stands for an image in a text, where it is not the token of vectors."""
@@ -81,7 +89,7 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
-        elif "vision" in name or "projector" in name:
+        elif any(part in name for part in ("vision", "visual", "projector")):
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(path)
     words = {word: IMAGE + at for at, word in enumerate(case.words)}

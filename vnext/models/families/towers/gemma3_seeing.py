@@ -1,4 +1,4 @@
-"""Gemma 3, with SigLIP's tower: an image's tokens see each other to both sides."""
+"""Gemma 3, with SigLIP's tower: an image's tokens see each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: SigLIP's tower, squares of its states made vectors, and Llama."""
+"""Idefics 3 and SmolVLM: SigLIP's tower and Llama."""
 
 from __future__ import annotations
 

@@ -1,0 +1,76 @@
+"""Grid: an image as Qwen2.5-VL reads it: whole, in about its own form, squares of patches row by row, of which each is a vector."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.media.pictures import MediaError
+from vnext.media.pixels import CLIP, FORM_FILE, PixelForm, check_ratio, numbers_of, pixel_form, resized, settings_in
+from vnext.media.seen import Part, Seen
+from vnext.state.store.inputs import TOKENS_MIN
+
+BEGIN, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+LEAST, MOST = 56**2, 28**2 * 1280
+
+
+class GridForm(NamedTuple):
+    """The `side` of the square that becomes a vector, and between how many pixels an image has."""
+
+    side: int
+    least: int
+    most: int
+    tokens: tuple[int, ...]
+    pixels: PixelForm = CLIP
+    mark: str = PLACE
+    shown: str = BEGIN + PLACE + END
+
+    def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
+        """As Form."""
+        check_ratio(picture, name)
+        height, width, _ = picture.shape
+        height, width = fitting_size(height, width, self.side, self.least, self.most)
+        part = Part(resized(picture, height, width, self.pixels), rows=height // self.side)
+        return Seen((part,), PLACE * len(self.spelled(part)))
+
+    def spelled(self, part: Part) -> np.ndarray:
+        """As Form."""
+        height, width, _ = part.pixels.shape
+        return np.full(height * width // self.side**2, self.tokens[0])
+
+    def numbers(self, part: Part) -> np.ndarray:
+        """As Form."""
+        return numbers_of(part.pixels[None], self.pixels)
+
+
+def fitting_size(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """The multiples of `side` nearest to a size, or to what of its form has so many pixels."""
+    found = [round(each / side) * side for each in (height, width)]
+    if found[0] * found[1] > most:
+        scale = math.sqrt(height * width / most)
+        found = [max(side, math.floor(each / scale / side) * side) for each in (height, width)]
+    elif found[0] * found[1] < least:
+        scale = math.sqrt(least / (height * width))
+        found = [math.ceil(each * scale / side) * side for each in (height, width)]
+    return found[0], found[1]
+
+
+def form_in(folder: Path, token: int, patch: int, merged: int, room: int) -> GridForm:
+    """What a model's preprocessor_config.json says; `merged`: patches along the square of a vector; `room`: for so many pixels, to
+    which larger images shrink. Raises MediaError."""
+    raw, side = settings_in(folder), patch * merged
+    size = raw.get("size") or {}
+    own = size if isinstance(size, dict) else {}
+    least, most = raw.get("min_pixels") or own.get("shortest_edge", LEAST), raw.get("max_pixels") or own.get("longest_edge", MOST)
+    if not isinstance(least, int) or not isinstance(most, int) or not TOKENS_MIN * side**2 <= least <= most:
+        raise MediaError(
+            f"{FORM_FILE}: an image has {least!r} to {most!r} pixels: these must be numbers, in order, of {TOKENS_MIN * side**2} "
+            "or more"
+        )
+    for key, known in (("patch_size", patch), ("merge_size", merged)):
+        if raw.get(key, known) != known:
+            raise MediaError(f"{FORM_FILE}: {key} is {raw[key]!r} and {known} in config.json: correct one of them")
+    return GridForm(side, min(least, room), min(most, room), (token,), pixel_form(raw, CLIP))
