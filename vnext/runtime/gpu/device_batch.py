@@ -131,7 +131,7 @@ class DeviceBatch(PersistentBatch):
         self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.max_num_seqs, operations
-        width = blocks_for(config.max_model_len, config.block_size) * self._groups
+        width = blocks_for(config.max_model_len, config.block_size) * config.group_count
         here = device.torch_device
         self.table = torch.zeros((config.max_num_seqs + 1, width), dtype=torch.int32, device=here)
         self.table[self.null_row] = config.page_count
@@ -286,7 +286,7 @@ class DeviceBatch(PersistentBatch):
         self, step: HostStep, sent: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, list[GroupPlaces]]:
         """Positions [T], context lengths [R], and for each group slots and tables."""
-        total, size, groups = len(step.token_ids), self._config.block_size, self._groups
+        total, size, groups = len(step.token_ids), self._config.block_size, self._config.group_count
         positions = torch.empty(total, dtype=torch.int64, device=self._device)
         slots, contexts = torch.empty_like(positions), torch.empty(len(step.begins), dtype=torch.int32, device=self._device)
         if groups == 1:
