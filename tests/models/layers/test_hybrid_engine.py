@@ -4,6 +4,7 @@ from, while what nobody has written is poisoned; and how little of a long talk i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from engine_here import engines_here
 from family_cases import BASE, VOCAB_SIZE
 from hybrids import load_oracle, save_hybrid
 
@@ -112,14 +114,20 @@ def served(path: Path, preempted: Sequence[int] = (), **changes: object) -> list
     return engine.run(preempted)
 
 
-def test_a_hybrid_answers_as_in_transformers(saved: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(saved: Path) -> list[list[int]]:
+    """What an engine with room for everything answers to the prompts."""
+    return served(saved)
+
+
+def test_a_hybrid_answers_as_in_transformers(saved: Path, plain: list[list[int]]) -> None:
     oracle = load_oracle(saved, torch.float32)
     expected = []
     for prompt in prompts():
         given = torch.tensor([prompt])
         options = dict(do_sample=False, max_new_tokens=TOKEN_COUNT, pad_token_id=0, attention_mask=torch.ones_like(given))
         expected.append(oracle.generate(given, **options)[0, len(prompt) :].tolist())
-    assert served(saved) == expected
+    assert plain == expected
 
 
 @pytest.mark.parametrize(
@@ -137,8 +145,8 @@ def test_a_hybrid_answers_as_in_transformers(saved: Path) -> None:
     ],
     ids=str,
 )
-def test_tokens_do_not_depend_on_how_they_are_computed(saved: Path, changes: dict[str, object]) -> None:
-    assert served(saved, **changes) == served(saved)
+def test_tokens_do_not_depend_on_how_they_are_computed(saved: Path, plain: list[list[int]], changes: dict[str, object]) -> None:
+    assert served(saved, **changes) == plain
 
 
 def test_a_talk_computes_what_is_new_and_little_else(saved: Path) -> None:
@@ -195,16 +203,18 @@ def test_a_steady_decode_advances_the_same_arrays(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, ranks: int) -> None:
+def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, plain: list[list[int]], ranks: int) -> None:
     words = {f"t{number}": number for number in range(VOCAB_SIZE)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(saved / "tokenizer.json"))
     asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
     params = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT)
-    with LLM(str(saved), dtype="float32", threads=1, log="off", tensor_parallel_size=ranks, max_num_seqs=4, block_size=4) as llm:
+    options = {"dtype": "float32", "threads": 1, "log": "off", "max_num_seqs": 4, "block_size": 4}
+    alone_ = {"executor": "inproc"} if ranks == 1 else {"tensor_parallel_size": ranks}
+    with engines_here() if ranks == 1 else nullcontext(), LLM(str(saved), **options, **alone_) as llm:
         found = [answer.outputs[0].token_ids for answer in llm.generate(asked * 2, params, use_tqdm=False)]
-    assert found == served(saved) * 2
+    assert found == plain * 2
 
 
 @pytest.mark.parametrize(

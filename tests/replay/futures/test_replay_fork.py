@@ -82,7 +82,7 @@ def test_processes_run_no_file_of_the_working_directory(log_dir, tmp_path):
     program = tmp_path / "bin" / "program.py"  # as pip installs one: the folder that is searched first is its own
     program.parent.mkdir()
     program.write_text("from vnext.replay.cli.main import process\nif __name__ == '__main__':\n    raise SystemExit(process())\n")
-    command = [sys.executable, str(program), "fork", str(log_dir), "20", "--jobs", "2"]
+    command = [sys.executable, str(program), "fork", str(log_dir), "20", "--jobs", "2", "--forks", "4", "--steps", "5"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[3])})
     assert not (tmp_path / "ran").exists() and ran.returncode in (0, 1) and "futures" in ran.stdout, ran
 
@@ -138,8 +138,8 @@ def test_a_ring_is_forked_from_where_it_begins(tmp_path, capsys):
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 @pytest.mark.parametrize("at_first", [True, False])
 def test_a_failing_future_of_a_ring_is_written_from_its_snapshot_on(tmp_path, capsys, privacy, at_first):
-    """It folds again to the very state in which the future failed."""
-    ring = record(tmp_path / "ring", privacy, small_config(page_count=16), arrivals=120, size=1500, max_bytes=8000)
+    """It folds again to the very state in which the future failed. The ring has requests left where its segments are packed late, too."""
+    ring = record(tmp_path / "ring", privacy, small_config(page_count=16), arrivals=120, size=1500, max_bytes=20_000)
     first, out, file = first_state(open_log(ring)), tmp_path / "failing", tmp_path / "own.py"
     file.write_text("def gave_way(before, event, after):\n    return after.counters.preempted > before.counters.preempted\n")
     step = "-1" if at_first else str(first.planned + 3)

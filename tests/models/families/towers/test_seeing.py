@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_here import engines_here
 from safetensors.numpy import load_file, save_file
 from seeing_cases import CASES, IMAGE, MARKS, processed, save_seeing
 
@@ -53,9 +55,15 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, path, right
 
 
-def settings_of(kind: str, settings: str) -> dict[str, Any]:
-    """A model with two groups of layers has half the tokens in as many pages, and shorter prompts."""
-    return SETTINGS[settings] | ({"max_model_len": 200} if (kind, settings) == ("whole", "preemption") else {})
+@contextmanager
+def started(kind: str, path: Path, settings: str, dtype: str) -> Iterator[LLM]:
+    """In this process, but for several ranks. A model with two groups of layers has half the tokens in as many pages, and shorter
+    prompts."""
+    more = SETTINGS[settings] | ({"max_model_len": 200} if (kind, settings) == ("whole", "preemption") else {})
+    executor = "mp" if "tensor_parallel_size" in more else "inproc"
+    with engines_here() if executor == "inproc" else nullcontext():
+        with LLM(str(path), dtype=dtype, block_size=4, threads=1, executor=executor, **more) as llm:
+            yield llm
 
 
 def prompts_of(kind: str) -> list[dict[str, Any]]:
@@ -74,7 +82,7 @@ def answered(llm: LLM, prompts: Sequence[Any]) -> tuple[list[tuple[int, ...]], l
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settings: str) -> None:
     kind, path, right = seeing
-    with LLM(str(path), dtype="float32", block_size=4, **settings_of(kind, settings)) as llm:
+    with started(kind, path, settings, "float32") as llm:
         tokens, found, logprobs = answered(llm, prompts_of(kind))
         _, again, same = answered(llm, prompts_of(kind))
     assert (again, same) == (found, logprobs), "of what the cache has"
@@ -88,7 +96,7 @@ def test_no_number_depends_on_how_it_is_computed(seeing: tuple[str, Path, Any]) 
     kind, path, _ = seeing
     found = []
     for settings in SETTINGS:
-        with LLM(str(path), dtype="bfloat16", block_size=4, **settings_of(kind, settings)) as llm:
+        with started(kind, path, settings, "bfloat16") as llm:
             found.append(answered(llm, prompts_of(kind)))
     assert all(each == found[0] for each in found), [each == found[0] for each in found]
 
@@ -99,7 +107,8 @@ def test_a_copy_for_texts_alone_reads_no_images(seeing: tuple[str, Path, Any], t
     tensors = load_file(path / "model.safetensors")
     save_file({name: each for name, each in tensors.items() if not name.startswith(("visual", "vision", "multi_modal", "image"))}, tmp_path / "model.safetensors")
     text = "<bos> d3 e4"
-    with LLM(str(path), dtype="float32") as llm, LLM(str(tmp_path), dtype="float32") as other:
+    options = {"dtype": "float32", "threads": 1, "executor": "inproc"}
+    with engines_here(), LLM(str(path), **options) as llm, LLM(str(tmp_path), **options) as other:
         assert answered(other, [text]) == answered(llm, [text])
         with pytest.raises(InvalidRequest, match="This model reads no images"):
             other.generate(prompts_of(kind)[0], GREEDY)
