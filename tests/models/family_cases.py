@@ -162,6 +162,27 @@ CASES: dict[str, Case] = {
         },
         save=save_as_ling,
     ),
+    "llama4": Case(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        {
+            "head_dim": 24, "num_hidden_layers": 4, "intermediate_size": 40, "intermediate_size_mlp": 120, "num_local_experts": 4,
+            "interleave_moe_layer_step": 2, "attention_chunk_size": 32, "floor_scale": 100, "attn_scale": 0.3,
+            "no_rope_layers": [1, 1, 0, 1],
+        },
+    ),
+    "llama4_whole": Case(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        {
+            "head_dim": 16, "intermediate_size": 40, "use_qk_norm": False, "floor_scale": 100,
+            "attn_scale": 0.3, "no_rope_layers": [1, 0, 1],
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "solar_open": Case("SolarOpenForCausalLM", "SolarOpenConfig", {**GROUPED, "head_dim": 24, "n_group": 1}),
     "dots1": Case("Dots1ForCausalLM", "Dots1Config", {**GROUPED, "sliding_window": 40, "max_window_layers": 2}),
     "hy_v3": Case(

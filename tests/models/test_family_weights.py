@@ -40,7 +40,7 @@ def test_gpt2_without_its_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ["language_model.model.", "model.language_model."])
 @pytest.mark.parametrize(
-    ("case", "whole"), [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration")]
+    ("case", "whole"), [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration"), ("llama4", "Llama4ForConditionalGeneration")]
 )
 def test_a_language_part_beside_a_vision_tower(tmp_path: Path, root: str, case: str, whole: str) -> None:
     save_case(tmp_path, case)

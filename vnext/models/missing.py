@@ -30,7 +30,7 @@ NEEDS = MappingProxyType(
             OlmoHybrid Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
-            Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
+            Inkling2 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert
             Data2VecText DebertaV2 DistilBert Electra Ernie Longformer Marian MBart MegatronBert MPNet MT5 Mvp Pegasus PLBart

@@ -111,6 +111,8 @@ ROWS = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": Row("experts.ernie4_5_moe", "ernie4_5_moe", "Ernie4_5_MoeModel"),
         "BailingMoeForCausalLM": Row("experts.bailing", "bailing_moe"),
         "BailingMoeV2ForCausalLM": Row("experts.bailing", "bailing_moe_v2"),
+        "Llama4ForCausalLM": Row("experts.llama4", "llama4_text", "Llama4TextModel"),
+        "Llama4ForConditionalGeneration": Row("experts.llama4", "llama4"),
         "HunYuanMoEV1ForCausalLM": Row("hunyuan", "hunyuan_v1_moe", "HunYuanMoEV1Model"),
         "FlexOlmoForCausalLM": Row("olmo2", "flex_olmo", "FlexOlmoModel"),
         "Qwen2MoeForCausalLM": Row("experts.qwen3_moe", "qwen2_moe", "Qwen2MoeModel"),

@@ -25,6 +25,7 @@ MORE = {
     "MiMoForCausalLM": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
     "BailingMoeForCausalLM": {**BASE, "num_experts": 8, "moe_intermediate_size": 40},
     "BailingMoeV2ForCausalLM": {**BASE, "num_experts": 16, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "head_dim": 24},
+    "Llama4ForConditionalGeneration": {"text_config": {**BASE, "head_dim": 16, "num_local_experts": 4}, "vision_config": {}},
     "InternLM3ForCausalLM": {**BASE, "model_type": "internlm3", "qkv_bias": True},
     "Mistral3ForConditionalGeneration": {"text_config": {**BASE, "model_type": "mistral"}, "vision_config": {}},
     "LlavaOnevisionForConditionalGeneration": {"text_config": {**BASE, "model_type": "qwen2"}, "vision_config": {}},

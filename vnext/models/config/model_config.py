@@ -43,7 +43,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose MLP is `count` experts of `intermediate_size`, among which `router` chooses for each token.
 
     `dense_layers`: indices of layers without any. `shared_size`: of an MLP that every token goes through beside them; 0 for none.
-    `input_size`: of what they read, 0 for that of the stream. `whole_group`: the number of neighbouring inputs of `down` that share
+    `input_size`: of what they read, 0 for that of the stream. `scales_inputs`: a share multiplies what the one expert of a token
+    reads, not what it gives. `whole_group`: the number of neighbouring inputs of `down` that share
     a scale; no shard divides them.
     """
 
@@ -53,6 +54,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     dense_layers: tuple[int, ...] = ()
     shared_size: int = 0
     input_size: int = 0
+    scales_inputs: bool = False
     whole_group: int = 1
 
     @property
@@ -64,24 +66,28 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     """What a decoder's layers do beside what their parameters and the configuration show.
 
     `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
-    and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after
-    it has turned, or over all heads together. `output_bias`: as attention_bias, of attention's output. `turns_neighbours`: the
-    channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
-    `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
-    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives; with `gates_apart` all
-    stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without a key. `norms_values`:
-    values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for nothing.
+    and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after it
+    has turned, over all heads together, or, "bare", over each without a weight. `output_bias`: as attention_bias, of attention's
+    output. `turns_neighbours`: the channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value
+    of a head side by side. `query_growth`: (b, n, m) where queries at position p are multiplied by 1 + b * log(1 + (p + m) // n),
+    as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that begins at
+    a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives;
+    with `gates_apart` all stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without
+    a key. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for
+    nothing.
     """
 
     is_parallel: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
-    head_norms: Literal["each", "turned", "all"] = "each"
+    head_norms: Literal["each", "turned", "all", "bare"] = "each"
     output_bias: bool = False
     turns_neighbours: bool = False
     is_by_head: bool = False
-    query_growth: tuple[float, int] | None = None
+    query_growth: tuple[float, int, int] | None = None
+    grows_still: bool = False
+    sees_runs: bool = False
     is_gated: bool = False
     gates_apart: bool = False
     has_sinks: bool = False
@@ -91,7 +97,9 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return self.mlp_scales is None and not (self.query_growth and self.head_norms == "turned")
+        if self.mlp_scales is not None or self.grows_still or self.sees_runs:
+            return False
+        return not (self.query_growth and self.head_norms == "turned")
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

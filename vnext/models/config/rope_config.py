@@ -91,6 +91,17 @@ def two_ropes(raw: Json, head_dim: int, theta: float, local_theta: float) -> tup
     return whole, parse_rope(raw | {"rope_theta": local_theta}, local, head_dim)
 
 
+def turned_layers(raw: Json) -> list[int]:
+    """For each layer whether it has positions; the key that says it is called for the opposite."""
+    count, interval = positive(raw, "num_hidden_layers"), positive(raw, "no_rope_layer_interval", 4)
+    named = raw.get("no_rope_layers")
+    if named is None:
+        return [int((index + 1) % interval != 0) for index in range(count)]
+    if not isinstance(named, list) or len(named) < count:
+        raise ModelError(f"no_rope_layers must be a list with one number for each of {count} layers; correct config.json")
+    return named[:count]
+
+
 def parse_llama3(rope: Rope, scaling: Json) -> Rope:
     """Llama 3.1's stretching."""
     return msgspec.structs.replace(

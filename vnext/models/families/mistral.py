@@ -47,12 +47,12 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     return common_config(raw, generation, windows=windows, form=DecoderForm(query_growth=growth(raw)))
 
 
-def growth(raw: Json) -> tuple[float, int] | None:
+def growth(raw: Json) -> tuple[float, int, int] | None:
     """How queries grow with their position, where the rope's settings say so."""
     rope = scaling_of(raw)
     if not rope.get("llama_4_scaling_beta"):
         return None
-    return number(rope, "llama_4_scaling_beta"), positive(rope, "original_max_position_embeddings")
+    return number(rope, "llama_4_scaling_beta"), positive(rope, "original_max_position_embeddings"), 0
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -118,6 +118,14 @@ def _grouped(layer_windows: tuple[int, ...], sizes: tuple[int, ...] = ()) -> KvG
     return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), 1 + max(place_of))
 
 
+def _check(config: ModelConfig, block_size: int, is_host: bool) -> None:
+    """Raise ModelError for a cache that cannot be."""
+    if config.whole_heads is not None and not is_host:
+        raise ModelError("--device cuda does not serve layers of two head sizes so far: leave it out")
+    if config.form.sees_runs and any(window % block_size for window in config.windows):
+        raise ModelError(f"--block-size {block_size} does not divide the {max(config.windows)} tokens of a run: choose another")
+
+
 def make_kv_cache(
     config: ModelConfig,
     page_count: int,
@@ -135,8 +143,7 @@ def make_kv_cache(
     """
     groups, is_host = kv_groups(config), str(device) == "cpu"
     shape = (local_kv_heads(config, parallel.world_size), block_size, row_width(config, dtype))
-    if config.whole_heads is not None and not is_host:
-        raise ModelError("--device cuda does not serve layers of two head sizes so far: leave it out")
+    _check(config, block_size, is_host)
 
     def zeros(*sizes: int) -> Array:
         if not is_host:

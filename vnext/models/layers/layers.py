@@ -172,20 +172,27 @@ def layer_steps(
     local, plain = plain._replace(cosine=cosine, sine=sine), plain._replace(config=without_windows(config))
     if config.encoder is not None:
         return _both_sides(kv, batch, plain, local)
+    runs = config.form.sees_runs
 
     def step_of(window: int, slots: torch.Tensor, metadata: Any) -> Step:
-        return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
+        return (local if window else plain)._replace(slots=slots, metadata=metadata, window=0 if runs else window)
 
     places = ((batch.slots, batch.block_table), *batch.groups)
     firsts = kv if config.whole_heads is None else [kv[groups.group_of.index(group)] for group in range(len(groups.windows))]
-    metadata = describe_attention(firsts, batch, chosen, groups.windows) if prepared is None else prepared.metadata
+    metadata = describe_attention(firsts, batch, chosen, groups.windows, runs=runs) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     if batch.inputs and config.tower is not None and config.tower.is_mutual:
         steps = [_mutual(step, kv, batch._replace(block_table=table)) for step, (_, table) in zip(steps, places)]
-    still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
+    steps, still = _by_turning(steps, config)
     group_of = dict(zip(config.attending_layers, groups.group_of))
     found = [(still if at in config.still_layers else steps)[group_of.get(at, 0)] for at in range(config.layer_count)]
     return tuple(_keeping(found, batch))
+
+
+def _by_turning(steps: list[Step], config: ModelConfig) -> tuple[list[Step], list[Step]]:
+    """The steps of layers that turn, and of those that do not."""
+    still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
+    return [step._replace(query_factors=None) for step in steps] if config.form.grows_still else steps, still
 
 
 def _keeping(steps: list[Step], batch: ForwardBatch) -> list[Step]:
@@ -228,17 +235,36 @@ def keep_output(hidden: torch.Tensor, step: Step) -> None:
 
 
 def describe_attention(
-    kv: Sequence[LayerCache], batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
+    kv: Sequence[LayerCache], batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int, runs: bool = False
 ) -> list[Any]:
     """The attention's metadata of each group of layers, whose caches have the shapes of these pairs, in turn, or of the last
     one, as in a stage of few layers. `shared`: with how many common blocks all rows begin, for an attention that reads them
-    once."""
+    once. `runs`: as DecoderForm.sees_runs; there is then no window to attend with."""
     host, (_, _, block_size, _) = host_batch(batch), kv[0][0].shape
     tables = [batch.block_table, *[group.block_table for group in batch.groups]]
-    return [
-        chosen.attention_metadata(AttentionStep(*host, table, block_size, kv[min(at, len(kv) - 1)][0].shape[1], (window,), *shared))
+    steps = [
+        AttentionStep(*host, table, block_size, kv[min(at, len(kv) - 1)][0].shape[1], (window,), *shared)
         for at, (window, table) in enumerate(zip(windows, tables, strict=True))
     ]
+    return [chosen.attention_metadata(in_runs(step) if runs and step.windows != (0,) else step) for step in steps]
+
+
+def in_runs(step: AttentionStep) -> AttentionStep:
+    """The same tokens, in rows that are cut where a run of the window's size ends, whose contexts begin where a run does."""
+    (size,), starts, found = step.windows, step.query_starts.tolist(), []
+    for row, length in enumerate(step.context_lengths.tolist()):
+        at = length - starts[row + 1] + starts[row]
+        while at < length:
+            begin = at - at % size
+            end = min(length, begin + size)
+            found.append((row, begin // step.block_size, end - begin, end - at))
+            at = end
+    rows, firsts, contexts, counts = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    columns = np.minimum(firsts[:, None] + np.arange(step.block_table.shape[1]), step.block_table.shape[1] - 1)
+    whole = step.block_table
+    table = whole.index_select(0, whole.new_tensor(rows).long()).gather(1, whole.new_tensor(columns).long())
+    query_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return step._replace(query_starts=query_starts, context_lengths=contexts.astype(np.int32), block_table=table, windows=(0,))
 
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -321,6 +347,8 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
         shares = shares * layer.share_scales[ids]
     parallel, packs = step.parallel, (layer.gate_up, layer.down)
     seen = x if layer.narrow is None else chosen.linear(x, *layer.narrow[0])
+    if step.config.experts.scales_inputs:
+        seen, shares = (seen * shares).to(seen.dtype), shares * 0 + 1
     if parallel.by_expert:
         first = own_experts(step.config.experts.count, parallel).start
         ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)

@@ -44,7 +44,8 @@ def stretch_slow(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     """
     turns = frequencies * np.float32(rope.original_position_count) / np.float32(2 * math.pi)
     low, high = np.float32(rope.low_frequency_factor), np.float32(rope.high_frequency_factor)
-    kept = ((turns - low) / (high - low)).clip(0, 1)
+    with np.errstate(divide="ignore"):  # Llama 4 has one number for both
+        kept = ((turns - low) / (high - low)).clip(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / np.float32(rope.factor)
 
 
@@ -79,14 +80,14 @@ def rotary_angles(positions: Array, frequencies: Array, rope: Rope) -> tuple[Arr
     return angles.cos().float().mul_(rope.attention_factor), angles.sin().float().mul_(rope.attention_factor)
 
 
-def query_factors(positions: Array, growth: tuple[float, int], on_host: bool) -> Array:
-    """What queries are multiplied by, float32 [T], at positions int64 [T]: 1 + b * log(1 + p // n) of growth (b, n), in float64 and
-    rounded once, as in Llama 4. `on_host`: an array, made without torch."""
-    rate, span = growth
+def query_factors(positions: Array, growth: tuple[float, int, int], on_host: bool) -> Array:
+    """What queries are multiplied by, float32 [T], at positions int64 [T]: 1 + b * log(1 + (p + m) // n) of growth (b, n, m), in
+    float64 and rounded once, as in Llama 4. `on_host`: an array, made without torch."""
+    rate, span, first = growth
     if on_host:
         given = positions if isinstance(positions, np.ndarray) else positions.numpy()
-        return (np.log1p(np.floor(given / span)) * rate + 1).astype(np.float32)
-    return (positions.double().div(span).floor().log1p() * rate + 1).float()
+        return (np.log1p(np.floor((given + first) / span)) * rate + 1).astype(np.float32)
+    return ((positions + first).double().div(span).floor().log1p() * rate + 1).float()
 
 
 def _host_angles(positions: np.ndarray, frequencies: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:

@@ -56,7 +56,7 @@ class WholeStep:
     """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
 
     def __init__(
-        self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], growth: tuple[float, int] | None,
+        self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], growth: tuple[float, int, int] | None,
         adapted: AdaptedStack | None,
     ) -> None:  # fmt: skip
         self._model, self._frequencies, self._growth, self._adapted = model, frequencies, growth, adapted

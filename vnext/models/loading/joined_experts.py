@@ -4,7 +4,8 @@
     gate_up_proj_blocks [E, 2 * I, groups, 16], gate_up_proj_scales             MXFP4: two numbers in a byte, E8M0
     gate_up_proj_bias [E, 2 * I], down_proj_bias [E, out]
 Outputs of gate and up take turns. Without biases (Mistral 4) gate_up_proj is [E, 2 * I, in], gate above up, down_proj [E, out, I];
-Granite calls the two input_linear and output_linear.
+Granite calls the two input_linear and output_linear. Llama 4, whose router is `router`, has gate_up_proj [E, in, 2 * I], gate
+before up, and down_proj [E, I, out].
 """
 
 from __future__ import annotations
@@ -83,17 +84,18 @@ def by_expert(tensors: dict[str, Stored]) -> dict[str, Stored | OneExpert]:
         return dict(tensors)
     found: dict[str, Stored | OneExpert] = {}
     for name, stored in tensors.items():
-        found.update(_parts(name, stored, take_turns))
+        found.update(_parts(name, stored, take_turns, f"{name.partition(EXPERTS)[0]}.router.weight" in tensors))
     return found
 
 
-def _parts(name: str, stored: Stored, take_turns: bool) -> Iterator[tuple[str, Stored | OneExpert]]:
+def _parts(name: str, stored: Stored, take_turns: bool, has_router: bool) -> Iterator[tuple[str, Stored | OneExpert]]:
     here, dot, own = name.partition(EXPERTS)
     for module, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
         ending = ENDINGS.get(own.removeprefix(module)) if own.startswith(module) else None
         if ending is None or len(stored.shape) < 2:
             continue
-        turned, size = own == module and take_turns, stored.shape[1] // len(parts)
+        turned = own == module and (take_turns or (has_router and here.endswith(".feed_forward")))
+        size = stored.shape[2 if turned else 1] // len(parts)
         for expert in range(stored.shape[0]):
             for place, part in enumerate(parts):
                 outputs = slice(place, None, len(parts)) if take_turns else slice(place * size, (place + 1) * size)

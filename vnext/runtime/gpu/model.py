@@ -100,6 +100,8 @@ def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype
         wide = config.experts.intermediate_size // parallel.world_size
         if is_fixed or not experts.serves(dtype, config.experts.input_size or config.hidden_size, wide):
             return "the experts' products are cut by the host, which waits for their sizes"
+    if config.form.sees_runs and config.windows:
+        return "rows are cut where the runs of its attention end, by the host"
     if torch.cuda.is_available() and not attention.serves(*heads_like(dtype, config.head_dim)):
         return "the GPU's kernel does not serve heads of this size and type, and the reference's attention waits for the device"
     if parallel.world_size > 1 and not parallel.can_capture:

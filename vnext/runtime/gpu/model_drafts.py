@@ -91,7 +91,7 @@ class ModelDrafts(DraftBatch):
         if variant == "graph":
             return self._decodes.run(step, size, self._staging).tokens
         batch, samples = self._batch.forward(step, self._staging)
-        metadata = describe_attention(model.kv, batch, variants.operations, model.windows)
+        metadata = describe_attention(model.kv, batch, variants.operations, model.windows, runs=model.config.form.sees_runs)
         if variant == "pieces":
             hidden = self._pieces.run(batch, metadata, size)
         else:

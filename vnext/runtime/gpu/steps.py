@@ -275,8 +275,9 @@ class DeviceSteps:
         return OnDevice(reports._replace(tokens=tokens), found.spoilt)
 
     def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
-        extra = (shared,) if shared else ()
-        return describe_attention(self._model.kv, batch, self._variants.operations, self._model.windows, *extra)
+        model, extra = self._model, (shared,) if shared else ()
+        runs = model.config.form.sees_runs
+        return describe_attention(model.kv, batch, self._variants.operations, model.windows, *extra, runs=runs)
 
     def _shared_blocks(self, state: State, step: HostStep) -> int:
         """Blocks that attention reads once for all entries; 0 where that does not pay. Computed once per batch."""

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7, Solar Open, dots.llm1, Hy3: experts chosen by sigmoids with a bias, shared ones beside.
+"""GLM 4.5 to 4.7, Solar Open, dots.llm1, Hy3: a sigmoid router with a bias, shared experts.
 
 The first layers of GLM, dots and Hy3 have a plain MLP. Half of each head of GLM turns; heads of dots, Hy3, and of large GLMs, are
 normed.

@@ -113,12 +113,12 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     return checked(Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense, shared_size=shared))
 
 
-def growth_of(raw: Json) -> tuple[float, int] | None:
+def growth_of(raw: Json) -> tuple[float, int, int] | None:
     """How queries grow with their position, where they do."""
     scaling = scaling_of(raw)
     if scaling.get("llama_4_scaling_beta") is None:
         return None
-    return number(scaling, "llama_4_scaling_beta"), positive(scaling, "original_max_position_embeddings")
+    return number(scaling, "llama_4_scaling_beta"), positive(scaling, "original_max_position_embeddings"), 0
 
 
 class MtpParams(NamedTuple):
