@@ -91,6 +91,7 @@ BOUNDS = {
     "output_len": (1, COUNT_MAX),
     "shared_len": (0, COUNT_MAX),
     "repeats": (1, COUNT_MAX),
+    "rounds": (1, COUNT_MAX),
     "concurrency": (0, COUNT_MAX),
     "request_rate": (0, float("inf")),
     "burstiness": (0.001, 10**6),

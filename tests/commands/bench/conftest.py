@@ -1,6 +1,31 @@
-"""The path to the fake server of tests/server, which load is sent to here."""
+"""The path to the fake server of tests/server, which load is sent to here, and a look at the figures of every report."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vnext.commands.bench import bounds, cli
 
 sys.path += [str(Path(__file__).parents[2] / room) for room in ("server", "runtime")]
+
+
+@pytest.fixture(autouse=True)
+def every_figure_was_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on a figure that is not known before the run is refused: each that a report has must be."""
+    known: list[str] = []
+
+    def require(asked: Any, given: Any) -> None:
+        known[:] = bounds.figures_of(given)
+        bounds.require_measured(asked, given)
+
+    def report(*, result: Any, **given: Any) -> Any:
+        assert {*result.figures} <= {*known}, {*result.figures} - {*known}
+        return made(result=result, **given)
+
+    made = cli.make_report
+    monkeypatch.setattr(cli, "require_measured", require)
+    monkeypatch.setattr(cli, "make_report", report)

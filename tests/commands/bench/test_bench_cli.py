@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from vnext.commands.bench import cli
 from vnext.commands.bench.cli import main, without_key
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.workload import Workload
@@ -170,6 +171,66 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert status(argv) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("argv", [
+    ["serve", "--assert", "foo<1"], ["serve", "--assert", "rate_reached_per_s>1"], ["sweep", "--assert", "knee_concurrency>1"],
+    ["sweep", "--concurrencies", "1,2", "--assert", "knee_request_rate>1"], ["sweep", "--rates", "1", "--assert", "good_share>1"],
+    ["throughput", "--assert", "ttft.p99<1s"], ["latency", "--assert", "ttft.p99<1s"], ["startup", "--assert", "failed<=0"],
+    ["cache", "--hit-rates", "0,50", "--assert", "gain_75>1"], ["allreduce", "--ranks", "2", "--assert", "switch_kib_4>1"],
+    ["comm", "--batches", "8,32", "--assert", "bytes_full_64<9"], ["sched", "--assert", "schedule_us<9"],
+    ["overlap", "--assert", "hidden_share_2>0"], ["size", "8b", "--slo", "ttft.p99<1s", "--assert", "knee_request_rate>1"],
+    ["size", "8b", "--slo", "knee_request_rate>1"], ["simulate", "8b", "--assert", "client_cores<1"],
+])  # fmt: skip
+def test_a_figure_that_a_command_has_not_is_refused_before_it_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    measures = dict.fromkeys(cli.MEASURES, lambda given: pytest.fail("it was measured"))
+    monkeypatch.setattr(cli, "MEASURES", measures | ({} if "--slo" in argv else {argv[0]: measures["serve"]}))
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    figure = re.split("[<>.]", argv[-1])[0]
+    assert f"{argv[0]} has no figure {figure}" in said and len(said.splitlines()) == 1 and ", --" not in said
+
+
+@pytest.mark.parametrize("argv", [
+    ["serve", "--request-rate", "3", "--assert", "rate_reached_per_s>1", "client_late.p99<9ms"],
+    ["sweep", "--goodput", "ttft:5", "--assert", "good_share>1", "knee_request_rate>0", "itl.mean<1s"],
+    ["throughput", "--url", "http://127.0.0.1:1", "--assert", "ttft.p99<1s"], ["throughput", "--assert", "total_tokens_per_s>1"],
+    ["latency", "--assert", "step.median<1s"], ["startup", "--assert", "first_token.p90<9s", "first_start_ms<1"],
+    ["cache", "--hit-rates", "0, 75", "--assert", "gain_75>1"], ["allreduce", "--ranks", "2,4", "--assert", "one_shot_us_4_128<9"],
+    ["size", "8b", "--slo", "ttft.p99<1s", "--assert", "gpus<1"], ["simulate", "8b", "--assert", "price<1"],
+])  # fmt: skip
+def test_a_figure_that_a_command_has_is_measured(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    def begun(given: object) -> None:
+        raise MeasurementFailed("begun")
+
+    monkeypatch.setattr(cli, "MEASURES", {argv[0]: begun})
+    assert main(argv) == 1
+
+
+@pytest.mark.parametrize("argv", [["comm", "--rounds", "0"], ["sched", "--rounds", "0"], ["allreduce", "--rounds", "0"]])
+def test_no_rounds_are_no_measurement(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert status(argv) == 2 and "--rounds is 0: it must lie between 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--json"], ["--save-result", "--result-dir"]])
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_request(
+    capsys: pytest.CaptureFixture[str], argv: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["serve", "--base-url", "http://127.0.0.1:1", *argv, str(tmp_path / "file" / "r.json")]) == 2
+    said = capsys.readouterr().err
+    assert f"{argv[-1]} {tmp_path}/file/r.json cannot be written" in said and len(said.splitlines()) == 1
+    assert main(["serve", "--base-url", "http://127.0.0.1:1", *argv, str(tmp_path / "new")]) == 2
+    assert "is it running?" in capsys.readouterr().err and not [each for each in tmp_path.rglob("*") if each.name != "file" and each.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"), [(["--concurrencies", "1,1.5"], "whole numbers"), (["--rates", "1", "--concurrencies", "2"], "leave one of the two")]
+)
+def test_a_sweep_of_odd_loads_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    assert main(["sweep", "--base-url", "http://127.0.0.1:1", *argv]) == 2 and words in capsys.readouterr().err
 
 
 def test_throughput_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

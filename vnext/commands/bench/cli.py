@@ -17,10 +17,10 @@ import msgspec
 
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
-from vnext.commands.bench.bounds import Bound, bounds_of, broken, require_measured
+from vnext.commands.bench.bounds import Bound, UnknownFigure, bounds_of, broken, require_measured
 from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
-from vnext.commands.bench.report import Result, make_report, text, write_report
+from vnext.commands.bench.report import Result, make_report, require_writable, text, write_report
 from vnext.commands.bench.serve import GROUPS, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.sweep import LOADS, RATES, sweep
@@ -40,7 +40,7 @@ from vnext.runtime.protocol.settings import SettingsError
 from vnext.server.console import reporting
 from vnext.text.files import CheckpointUnreadable
 
-REFUSALS = (SettingsError, StartRefused, ServerUnusable, ModelError, CheckpointUnreadable, InvalidRequest, Refused)
+REFUSALS = (SettingsError, UnknownFigure, StartRefused, ServerUnusable, ModelError, CheckpointUnreadable, InvalidRequest, Refused)
 FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
 
 
@@ -51,16 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = make_parser().given(argv, environment())
     try:
         bounds = bounds_of(given.values.get("asserted", ()))
-        require_writable(given.values.get("json", ""))
+        if given.values.get("json"):
+            require_writable(Path(given.values["json"]), f"--json {given.values['json']}")
         if given.command == "compare":
             return compared(given, bounds)
         if given.command == "report":
             return tabled(given)
-        require_measured(bounds)
+        require_measured(bounds, given)
         before = machine(), cores_busy()
         measured = MEASURES.get(given.command, alone)(given)
     except (*REFUSALS, *FAILURES) as error:
-        print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
+        sentence = str(error) if isinstance(error, UnknownFigure) else as_flags(str(error), given.labels)
+        print(f"vnext-bench: {sentence}", file=sys.stderr)
         return REFUSED if isinstance(error, REFUSALS) else FAILED
     except KeyboardInterrupt:
         print("vnext-bench: interrupted, nothing was measured", file=sys.stderr)
@@ -110,16 +112,6 @@ def without_key(argv: Sequence[str]) -> list[str]:
     """The command line as a report may show it."""
     hidden = [word.partition("=")[0] + "=..." if word.startswith("--api-key=") else word for word in argv]
     return ["..." if before == "--api-key" else word for before, word in zip(["", *hidden], hidden)]
-
-
-def require_writable(path: str) -> None:
-    """Raise SettingsError for a report that cannot be written, before the measurement runs."""
-    try:
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).open("ab").close()
-    except OSError as error:
-        raise SettingsError(f"--json {path} cannot be written ({error.strerror}): choose another file") from error
 
 
 def throughput(given: Given) -> Result:

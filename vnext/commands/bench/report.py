@@ -12,6 +12,7 @@ import msgspec
 from vnext.base.version import __version__
 from vnext.commands.bench.client_watch import busy_notes
 from vnext.commands.machine import Machine
+from vnext.runtime.protocol.settings import SettingsError
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,18 @@ def make_report(*, name: str, command: str, before: tuple[Machine, float], after
         notes=(*busy_notes(busy), *result.notes),
         runs=result.runs,
     )
+
+
+def require_writable(path: Path, named: str) -> None:
+    """Raise SettingsError for a file that cannot be written, before the measurement runs; `named`: its option, as given."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise SettingsError(f"{named} cannot be written ({error.strerror}): choose another file.") from error
 
 
 def write_report(report: Report, path: Path) -> None:

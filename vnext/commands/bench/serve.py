@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
-from vnext.commands.bench.report import Result
+from vnext.commands.bench.report import Result, require_writable
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import (
     Interval,
@@ -118,6 +119,8 @@ def serve(given: Given) -> Result:
     extra: dict[str, Value] = {**metadata_of(values["metadata"])}
     if values["ramp_up_strategy"]:
         extra |= dict(zip(("ramp_up_start_rps", "ramp_up_end_rps"), ramp_of(values)), ramp_up_strategy=values["ramp_up_strategy"])
+    if values["save_result"]:
+        require_writable(result_path(values, f".vnext-bench-{os.getpid()}"), f"--result-dir {values['result_dir'] or '.'}")
     samples = samples_of(values, tokenizer_of(values))
     name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
@@ -285,13 +288,17 @@ def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, In
     """Write the result file. Raises SettingsError."""
     bound = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     model = str(result["model_id"]).rpartition("/")[2]
-    name = values["result_filename"] or f"{result['backend']}-{result['request_rate']}qps{bound}-{model}-{result['date']}.json"
-    path = Path(values["result_dir"]).expanduser() / name
+    path = result_path(values, f"{result['backend']}-{result['request_rate']}qps{bound}-{model}-{result['date']}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(result) + b"\n")
     except OSError as error:
         raise SettingsError(f"--result-dir: {path} cannot be written ({error.strerror}).") from error
+
+
+def result_path(values: Mapping[str, Any], usual: str) -> Path:
+    """Where the result file lies; `usual` is its name if none was given."""
+    return Path(values["result_dir"]).expanduser() / (values["result_filename"] or usual)
 
 
 # ---- --from-log ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,11 @@ def sweep(given: Given) -> Result:
     """One run after another. Raises as `serve` does."""
     values = given.values
     name = "concurrency" if values["concurrencies"] else "request_rate"
+    if values["concurrencies"] and values["rates"]:
+        raise SettingsError("--rates and --concurrencies are two ways to load a server: leave one of the two out.")
     listed = loads_of(values["concurrencies" if values["concurrencies"] else "rates"])
+    if values["concurrencies"] and any(each % 1 for each in listed):
+        raise SettingsError(f"--concurrencies is {values['concurrencies']!r}: write whole numbers, as 1,8,32.")
     goodput = wanted_of("", "50", values["goodput"]).goodput
     samples = samples_of(values, tokenizer_of(values))
     runs: list[dict[str, float]] = []

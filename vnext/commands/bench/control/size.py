@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from vnext.commands.bench.bounds import Bound, bounds_of, broken, require_measured
+from vnext.commands.bench.bounds import Bound, UnknownFigure, bounds_of, broken, require_measured
 from vnext.commands.bench.control.roofline import FREE_SHARE, Device, Form, Roofline, device_named, form_of
 from vnext.commands.bench.control.simulate import BLOCK_SIZE, Asked, Clock, config_of, simulated
 from vnext.commands.bench.figures import server_figures
@@ -86,7 +86,7 @@ def load_of(given: Given) -> Load:
     asked = Asked(count=values["num_prompts"], rate=values["request_rate"], input=values["input_len"], output=values["output_len"],
                   shared=values["shared_len"], seed=values["workload_seed"])  # fmt: skip
     bounds = bounds_of(values["slo"].split(","), "--slo")
-    require_measured(bounds, "--slo")
+    require_measured(bounds, given, "--slo")
     return Load(asked, bounds, values["max_num_batched_tokens"])
 
 
@@ -130,7 +130,7 @@ def held(load: Load, room: Roofline, replicas: int) -> Found | None:
             if not broken(load.bounds, figures, "--slo"):
                 return Found(replicas, min(batch, 1 << (most - 1).bit_length()), figures)
         except MeasurementFailed as error:
-            raise SettingsError(str(error)) from error
+            raise UnknownFigure(str(error)) from error
     return None
 
 
