@@ -136,7 +136,7 @@ ARROWS = {
     "replay/console": {"replay/reading", "log", "base"},
     "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
-    "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log/reading", "state/*", "sched/explain"},
+    "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log", "state/*", "sched/explain"},
     "replay/tables": {
         "replay/causes", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
         "state/traits",

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import get_args
 
 import incidents
 import more_incidents
+import msgspec
 import pytest
 from log_drive import record
 
 from vnext.replay.causes import part
 from vnext.replay.causes.charging import charges
-from vnext.replay.causes.explain import HEADLINES, Asked, explained
+from vnext.replay.causes.explain import HEADLINES, Asked, explained, explained_by, failure
 from vnext.replay.causes.ledger import ledger, reason_word
 from vnext.replay.cli.main import main
+from vnext.replay.console.ended import COMPLETE, Ended
+from vnext.replay.reading.folding import FrameFolded, fold
 from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.window import ALWAYS
 from vnext.sched.admission import Why
+from vnext.state.events import EngineRecovered
+from vnext.state.state import State
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +122,103 @@ def test_slow_steps_are_counted_and_the_worst_is_named(tmp_path) -> None:
     assert answer.evidence[0].startswith("31 of 715 steps were slow")
     worst = int(answer.evidence[0].split("step ")[-1].split()[0])
     assert answer.commands[-1].endswith(f" {worst}") and 260 < worst < 310
+
+
+# ---- what ends a log before its time -------------------------------------------------------------------------------
+
+
+class Recovering(incidents.story_logs.Run):
+    """Other ranks take the place of those of which one has drifted."""
+
+    def _commit(self) -> None:
+        super()._commit()
+        if self._drifted:
+            self._fold(EngineRecovered(cause="rank 2 has drifted"))
+            self._busy_us.clear()
+            self._drifted, self._details = False, {}
+
+    def _report(self, step: int) -> None:
+        if not self._details:
+            super()._report(step)
+
+
+@pytest.fixture(scope="module")
+def drifted(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("drifted") / "log"
+    incidents.story_logs.Run(folder, incidents.story_logs.drift()).run()
+    return folder
+
+
+def damaged(log: Path, out: Path, at: int) -> Path:
+    """A copy with a bit flipped at this byte of its last segment, counted from its end if it is negative."""
+    shutil.copytree(log, out)
+    path = sorted(out.glob("*.vnextlog"))[-1]
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+    return out
+
+
+def test_the_drift_that_ended_an_engine_is_first(drifted, capsys) -> None:
+    assert main(["explain", str(drifted)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "rank 2 had drifted by step 192: its state or its tokens were others, and the engine ended with it"
+    assert lines[1].startswith("  seen     11 requests had no whole answer yet at 14:13:21 UTC") and "vnext-replay ranks" in lines[2]
+    answer = explained(drifted)
+    assert [each.cause for each in answer.causes] == ["drift"] and answer.causes[0].first_step == 192
+    assert explained(drifted, Asked(request="25")).headline == lines[0], "whose answer it took"
+    assert explained(drifted, Asked(request="1")).headline.startswith("nothing stands out"), "it had ended before"
+
+
+def test_what_made_requests_slow_before_is_second(tmp_path) -> None:
+    story = msgspec.structs.replace(incidents.story_logs.noisy(), ranks=4, wrong=(2, 500))
+    incidents.story_logs.Run(tmp_path / "log", story).run()
+    answer = explained(tmp_path / "log")
+    assert [each.cause for each in answer.causes][:2] == ["drift", "client"] and answer.helps is not None
+    assert answer.causes[0].lost_ms == 0 < answer.causes[1].lost_ms
+
+
+def test_a_drift_that_the_engine_survived_is_a_loss_of_ranks(tmp_path) -> None:
+    Recovering(tmp_path / "log", incidents.story_logs.drift()).run()
+    found = ledger(open_log(tmp_path / "log"))
+    assert found.drift is None and "rank 2 has drifted" in found.loud[0][2]
+    assert "drift" not in {each.cause for each in explained(tmp_path / "log").causes}
+
+
+@pytest.mark.parametrize(("kwargs", "words"), [
+    ({"requests": (3, 9)}, "it had other tokens for request 3, 9"), ({"fed": ("positions",)}, "it gave the model other inputs (positions)"),
+])  # fmt: skip
+def test_what_a_rank_had_otherwise_is_said(drifted, kwargs, words) -> None:
+    log = open_log(drifted)
+    written = ledger(log)
+    us, report = written.drift
+    written = msgspec.structs.replace(written, drift=(us, msgspec.structs.replace(report, **kwargs)))
+    failed = failure(written, COMPLETE, Asked(), lambda _: True, ALWAYS)
+    assert words in explained_by(written, drifted, log, ALWAYS, failed).headline
+
+
+def test_damage_is_first_and_what_is_before_it_second(noisy, tmp_path, capsys) -> None:
+    log = damaged(noisy, tmp_path / "log", -20_000)
+    assert main(["explain", str(log)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("the log is damaged behind step ") and lines[-1].startswith("ended: damaged at frame ")
+    assert len(lines) <= 10
+    step = int(lines[0].split("step ")[1].split(":")[0])
+    answer = explained(log)
+    assert [each.cause for each in answer.causes][:2] == ["damage", "client"] and answer.causes[0].last_step == step
+    assert step == open_state(log).committed - 1, "the last one that ended"
+    assert explained(log, Asked(request="1")).headline.startswith("nothing stands out"), "it had ended before"
+    assert explained(log, Asked(at="+0.1")).headline.startswith("client 7b96e314"), "a time before"
+
+
+def test_damage_at_the_begin_and_a_full_disk(noisy, tmp_path) -> None:
+    answer = explained(damaged(noisy, tmp_path / "log", 600))
+    assert answer.headline.startswith("the log is damaged behind step 0") and answer.causes[0].cause == "damage"
+    answer = explained(noisy, end=Ended(kind="lost", line="frames lost: 3 before frame 7, event 9: they could not be written"))
+    assert answer.headline.startswith("the disk had no room") and answer.causes[0].cause == "lost"
+    assert explained(noisy, end=Ended(kind="killed", line="killed")).causes[0].cause == "client", "a kill lost nothing"
+
+
+def open_state(log: Path) -> State:
+    """The last state of a log."""
+    return [item.state for item in fold(open_log(log)) if isinstance(item, FrameFolded)][-1]

@@ -66,6 +66,18 @@ def test_like_engines_do_not_stand_out(folder, tmp_path, capsys) -> None:
     assert found["stands_out"] == [] and [each["name"] for each in found["engines"]] == ["a/log", "b/log"]
 
 
+def test_a_damaged_log_stands_out_first(folder, tmp_path, capsys) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(folder / "slow_client", tmp_path / name / "log")
+    path = next((tmp_path / "b" / "log").glob("*.vnextlog"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    code, found = answer(capsys, "fleet", tmp_path / "a", tmp_path / "b")
+    assert code == 1 and found["stands_out"][0].startswith("b/log: damaged at frame ")
+    assert found["commands"] == [f"vnext-replay explain {tmp_path / 'b' / 'log'}"]
+
+
 def test_an_engine_that_was_not_there_is_named(folder, capsys) -> None:
     found = answer(capsys, "fleet", folder, "--from", "+9")[1]
     assert found["silent"] == ["disk_stall", "slow_client"] and [each["name"] for each in found["engines"]] == ["noisy"]

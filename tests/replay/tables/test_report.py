@@ -17,6 +17,7 @@ from log_drive import record
 from tests.replay.log_answers import answer
 from vnext.replay.causes.explain import Asked, explained, lines_of
 from vnext.replay.cli.main import main
+from vnext.replay.console.ended import Ended
 from vnext.replay.tables import plots
 from vnext.replay.tables.report import report
 from vnext.state.events import RequestArrived
@@ -117,6 +118,13 @@ def test_damage_is_told(tmp_path, capsys) -> None:
 def test_a_file_that_cannot_be_written_has_one_sentence(log, tmp_path, capsys) -> None:
     assert main(["report", str(log), "-o", str(tmp_path / "none" / "page.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_damage_is_the_headline(log, tmp_path) -> None:
+    end = Ended(kind="damaged", line="damaged at frame 7: a record's checksum is wrong")
+    found = report(log, tmp_path / "page.html", Asked(), end)
+    assert found.headline.startswith("the log is damaged behind step ")
+    assert f"<h1>{found.headline}</h1>" in (text := (tmp_path / "page.html").read_text()) and html.escape(end.line) in text
 
 
 # ---- plots -------------------------------------------------------------------------------------------------------

@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from vnext.replay.causes.charging import Charge, Charges, charges, deadline_us, is_slow, usual_us
 from vnext.replay.causes.helping import Help, helping
-from vnext.replay.causes.ledger import Ledger, ledger
+from vnext.replay.causes.ledger import Counted, Ledger, ledger
 from vnext.replay.causes.part import Asked, part_of
-from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.console.commands import SAME, how_ended, print_answer
+from vnext.replay.console.ended import COMPLETE, Ended, ended
 from vnext.replay.console.render import counted, printable
-from vnext.replay.reading.source import Log
+from vnext.replay.reading.source import Log, open_log
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.window import Window, add_at
 from vnext.state.config import SchedulerConfig
@@ -28,8 +30,13 @@ LOST_SHARE = 0.1
 """Where less of the requests' time is lost, nothing stands out."""
 ALSO_SHARE = 0.05
 SHOWN = 3
+FAILURES = ("drift", "damage", "lost")
+"""What ends a log before its time; the other causes make requests slow."""
 
 HEADLINES = {
+    "drift": "rank {rank} had drifted by step {step}: {what}, and the engine ended with it",
+    "damage": "the log is damaged behind step {step}: what the engine did then is not known",
+    "lost": "the disk had no room for a part of the log: what the engine did there is not known",
     "client": "client {client} filled the engine, with {share} of its time; the others waited behind it",
     "pause": "the engine was paused",
     "crash": "the ranks had ended, and others took their place: everyone computed again",
@@ -58,6 +65,7 @@ HEADLINES = {
     "order": "requests waited behind others",
 }
 COMMANDS = {
+    "drift": ("ranks {log}",), "damage": ("verify {log}",), "lost": ("verify {log}",),
     "client": ("clients {log}",), "long": ("req {log} {long}",), "flush": ("cache {log}",), "evicted": ("cache {log}",),
     "prefix": ("cache {log}",), "load": ("what-if {log} --replicas 1,2 --slo ttft=1s",), "none": ("slow {log}",),
 }  # fmt: skip
@@ -90,28 +98,49 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def explained(path: Path, asked: Asked = Asked()) -> Explained:
-    """Why the requests asked for were slow. Raises UnusableLog."""
+def explained(path: Path, asked: Asked = Asked(), end: Ended | None = None) -> Explained:
+    """Why the requests asked for were slow; `end` is how the log ends, if that is known. Raises UnusableLog."""
+    end = end or ended(open_log(path))
     with part_of(path, asked) as (log, counts, window):
-        return explained_by(ledger(log, counts), path, log, window)
+        written = ledger(log, counts)
+        return explained_by(written, path, log, window, failure(written, end, asked, counts, window))
 
 
-def explained_by(written: Ledger, path: Path, log: Log, window: Window) -> Explained:
-    """What the ledger of `log`, a part of the one at `path`, says of a time."""
+def failure(written: Ledger, end: Ended, asked: Asked, counts: Counted, window: Window) -> Charge | None:
+    """What ended a log before its time, a rank's drift or damage; None where the requests and times that are asked about do not
+    reach so far."""
+    last = written.entries[-1] if written.entries else None
+    if asked.request or asked.client:
+        reaches = any(not life.end and counts(id_) for id_, life in written.lives.items())
+    else:
+        reaches = last is None or window.to_us >= last.end_us
+    if not reaches:
+        return None
+    us, step = (last.end_us, last.step) if last is not None else (np.nan, 0)
+    if written.drift is not None:
+        us, report = written.drift
+        return Charge("drift", 0.0, report.step, report.step, us, us)
+    if end.is_sound and written.ended == COMPLETE.line:
+        return None
+    return Charge("lost" if end.kind == "lost" else "damage", 0.0, step, step, us, us)
+
+
+def explained_by(written: Ledger, path: Path, log: Log, window: Window, failed: Charge | None = None) -> Explained:
+    """What the ledger of `log`, a part of the one at `path`, says of a time. What has `failed` is the first cause."""
     found = charges(written, window)
     lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
     top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
-    words = _Words(log, written, found)
-    cause, headline = top.cause if top else "none", words.headline(top)
+    words, first = _Words(log, written, found), failed or top
+    cause, headline = first.cause if first else "none", words.headline(first)
     command_words = words.words | {"log": str(path)}
     return Explained(
         headline=headline,
         lived_ms=found.lived_ms,
-        causes=[words.cause(each) for each in (lost if top else [])],
-        evidence=words.evidence(top) if top else [],
-        helps=helping(log, written, cause, found.client) if top else None,
+        causes=[words.cause(each) for each in (*([failed] if failed else []), *(lost if top else []))],
+        evidence=words.evidence(first) if first else [],
+        helps=helping(log, written, top.cause, found.client) if top else None,
         commands=[f"vnext-replay {each.format_map(command_words)}" for each in COMMANDS.get(cause, ("slow {log}",))]
-        + ([f"vnext-replay show {path} {words.words.get('step', top.first_step)}"] if top else []),
+        + ([f"vnext-replay show {path} {words.words.get('step', first.first_step)}"] if first else []),
         clock=written.clock,
         ended=written.ended,
     )
@@ -139,7 +168,21 @@ class _Words:
             return "nothing stands out: the engine served its requests at its usual pace; look at clients and the network"
         if top.cause in ("stall", "slow"):
             self._slowness(top)
+        elif top.cause in FAILURES:
+            self.words |= {"step": top.first_step} | self._drift()
         return HEADLINES[top.cause].format_map(self.words)
+
+    def _drift(self) -> dict[str, object]:
+        """Which rank differed, and in what."""
+        if self._written.drift is None:
+            return {}
+        _, report = self._written.drift
+        what = "its state or its tokens were others"
+        if report.fed:
+            what = f"it gave the model other inputs ({', '.join(report.fed)})"
+        elif report.requests:
+            what = f"it had other tokens for request {', '.join(map(str, report.requests))}"
+        return {"rank": report.rank, "what": printable(what)}
 
     def _slowness(self, top: Charge) -> None:
         """How slow steps were, and whether the device or the engine's process was."""
@@ -164,10 +207,13 @@ class _Words:
         )  # fmt: skip
 
     def _wall_s(self, us: float) -> float | None:
-        return None if self._wall_us is None else (us + self._wall_us) / 1e6
+        return None if self._wall_us is None or np.isnan(us) else (us + self._wall_us) / 1e6
 
     def evidence(self, top: Charge) -> list[str]:
         """What the log shows of a cause."""
+        if top.cause in FAILURES:
+            living = sum(not life.end for life in self._written.lives.values())
+            return [f"{counted(living, 'request')} had no whole answer yet{_at(self._wall_s(top.from_us))}"]
         loud = [
             f"{_clock(self._wall_s(us))} step {step}: {printable(line)}" for us, step, line in self._written.loud
             if top.from_us - 1e6 <= us <= top.to_us + 1e6
@@ -183,6 +229,10 @@ class _Words:
             own = [id_ for id_, life in self._written.lives.items() if life.client == self._found.client]
             lines.append(f"it sent {counted(len(own), 'request')}, the first is {min(own)}")
         return [*lines, *([f"up to {counted(most, 'request')} waited at once"] if most else [])]
+
+
+def _at(seconds: float | None) -> str:
+    return "" if seconds is None else f" at {_clock(seconds)} UTC"
 
 
 def _limits(config: SchedulerConfig) -> dict[str, object]:
@@ -212,7 +262,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    answer = explained(arguments.log, Asked(at=arguments.at, request=arguments.request, client=arguments.client))
+    end = arguments.ended = how_ended(arguments)
+    answer = explained(arguments.log, Asked(at=arguments.at, request=arguments.request, client=arguments.client), end)
     print_answer(arguments, console, answer, print_explained)
     return SAME
 
@@ -227,8 +278,7 @@ def print_explained(console: Console, answer: Explained) -> None:
 def lines_of(answer: Explained) -> list[tuple[str, str]]:
     """What stands below the headline: a word ("" for the one before) and what is said of it."""
     lines = list[tuple[str, str]]()
-    if answer.causes:
-        top = answer.causes[0]
+    if top := next((each for each in answer.causes if each.lost_ms), None):
         when = f", {_clock(top.from_s)} to {_clock(top.to_s)} UTC" if top.from_s is not None else ""
         lived = f"{top.lost_ms / 1e3:,.1f} of the {answer.lived_ms / 1e3:,.1f} s that requests lived, {top.share:.0%}"
         lines.append(("cost", f"{lived}{when}, steps {top.first_step} to {top.last_step}"))

@@ -7,12 +7,13 @@ step is in flight has an entry of its own, with what had stopped the engine. Tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from vnext.log.codec import Frame, RankDetail
 from vnext.log.reading import read
 from vnext.replay.causes.reuse import Reuse
 from vnext.replay.futures.step_times import features_of
@@ -89,7 +90,8 @@ class Life(msgspec.Struct, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """A log's entries in order, its requests, and its loud events as (time, step, line). `clock` and `ended` as in `trace`."""
+    """A log's entries in order, its requests, and its loud events as (time, step, line). `clock` and `ended` as in `trace`.
+    `drift`: when a rank reported that differed and whose place no other one took, and its report."""
 
     entries: list[Entry]
     lives: dict[int, Life]
@@ -97,6 +99,7 @@ class Ledger(msgspec.Struct, frozen=True):
     clock: str
     preemptions: int
     ended: str
+    drift: tuple[float, RankDetail] | None = None
 
 
 class _Planned(NamedTuple):
@@ -126,6 +129,7 @@ class _Writing:
         self.entries: list[Entry] = []
         self.lives = {id_: _life(each, None) for id_, each in first.requests.items()}
         self.loud: list[tuple[float, int, str]] = []
+        self.drift: tuple[float, RankDetail] | None = None
 
     @property
     def preemptions(self) -> int:
@@ -152,7 +156,7 @@ class _Writing:
             self.loud.append((us, item.before.planned, line_of(event)))
         match event:
             case EngineRecovered():
-                self._stopped = "crash"
+                self._stopped, self.drift = "crash", None
             case MemoryRanShort():
                 self._stopped = "memory"
             case WeightsChanged():
@@ -265,6 +269,11 @@ class _Writing:
             if id_ in item.before.requests and id_ not in item.after.requests and id_ in self.lives:
                 self.lives[id_].ended_us, self.lives[id_].end = self._now_us, f"abort ({event.reason})"
 
+    def meet_reports(self, reports: Sequence[RankDetail]) -> None:
+        """Take what a frame says of ranks that differ."""
+        for each in reports[:1]:
+            self.drift = self.drift or (self._now_us if self._now_us is not None else np.nan, each)
+
     def meet_run(self, run: Run) -> None:
         """Take a run of steady frames, in which every running request gets a token and the queue stays as it is."""
         times = self.clock.known_many(run.next_events, run.step + np.arange(run.frames))
@@ -314,7 +323,9 @@ def ledger(log: Log, counts: Counted = lambda _: True) -> Ledger:
         for _, item in Folding(first, writing.hear).through((0, item) for item in read(contents(log.paths), steady=True)):
             if isinstance(item, Run):
                 writing.meet_run(item)
+            elif isinstance(item, Frame):
+                writing.meet_reports(item.details)
     except IMPOSSIBLE as error:
         ended = str(error)
     clock = "stamps" if writing.clock.timestamped else "steps"
-    return Ledger(writing.entries, writing.lives, writing.loud, clock, writing.preemptions, ended)
+    return Ledger(writing.entries, writing.lives, writing.loud, clock, writing.preemptions, ended, writing.drift)

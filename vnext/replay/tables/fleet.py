@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,12 @@ from rich.console import Console
 from vnext.replay.answers.stat import stat
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, logs_at, print_answer
+from vnext.replay.console.ended import ended
 from vnext.replay.reading.between import between
 from vnext.replay.reading.client_latency import latency_decoder
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined
-from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.step_counts import percentiles
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.window import ALWAYS, Window, add_window, named_window
@@ -167,6 +169,8 @@ def _stands_out(read: Sequence[_Read]) -> Iterator[tuple[float, str, Path]]:
     """What makes an engine unlike the others: how much, in words, and its log."""
     tokens = sum(each.engine.tokens for each in read)
     for each in read:
+        if not (end := ended(open_log(each.path))).is_sound:
+            yield inf, f"{each.engine.name}: {end.line}", each.path
         others = [other for other in read if other is not each]
         if not others:
             return

@@ -18,10 +18,11 @@ from rich.console import Console
 
 from vnext.replay.answers.clients import Client, clients
 from vnext.replay.causes.charging import is_slow, usual_us
-from vnext.replay.causes.explain import Explained, explained_by, lines_of
+from vnext.replay.causes.explain import Explained, explained_by, failure, lines_of
 from vnext.replay.causes.ledger import Ledger, ledger
 from vnext.replay.causes.part import Asked, part_of
 from vnext.replay.console.commands import SAME, how_ended, index_of, print_answer, writing
+from vnext.replay.console.ended import COMPLETE, Ended
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.show import state_at
 from vnext.replay.reading.source import Log
@@ -43,13 +44,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def report(path: Path, out: Path, asked: Asked, end: str = "complete") -> Report:
-    """Write the page of a log, which ends as the line `end` says, or of what is asked. Raises UnusableLog."""
+def report(path: Path, out: Path, asked: Asked, end: Ended = COMPLETE) -> Report:
+    """Write the page of a log, which ends so, or of what is asked. Raises UnusableLog."""
     with part_of(path, asked) as (log, counts, window):
         written = ledger(log, counts)
-        answer = explained_by(written, path, log, window)
+        answer = explained_by(written, path, log, window, failure(written, end, asked, counts, window))
         page = _Page(path, log, written, answer)
-        text = page.text(end if end != "complete" else written.ended)
+        text = page.text(end.line if end != COMPLETE else written.ended)
     with writing(out, "place"):
         out.write_text(text)
     return Report(
@@ -231,7 +232,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    answer = report(arguments.log, arguments.out, Asked(at=arguments.at), how_ended(arguments).line)
+    answer = report(arguments.log, arguments.out, Asked(at=arguments.at), how_ended(arguments))
     print_answer(arguments, console, answer, print_report)
     return SAME
 
