@@ -19,7 +19,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def rounded(products: Format, inputs: int, run: int, held: Format = PLAIN) -> Format:
-    found = products.rounds(held, inputs, run, is_of_layer=True)
+    found = products.rounds(held, inputs, run, takes_few=True)
     assert found is not None
     return found
 
@@ -41,10 +41,10 @@ def test_a_weight_of_int8_is_at_most_half_a_step_off(inputs: int, run: int, grou
 def test_what_is_rounded_is_what_the_format_says() -> None:
     """The head in 8 bits beside layers of 4 as well, and what is no whole groups."""
     weight = (draw(8, 96).numpy(),)
-    for products, inputs, is_of_layer, bits in (
+    for products, inputs, takes_few, bits in (
         (INT8, 96, True, 8), (INT8, 96, False, 8), (INT4, 96, True, 4), (INT4, 96, False, 8), (INT4, 48, True, 8),
     ):  # fmt: skip
-        found = products.rounds(PLAIN, inputs, inputs, is_of_layer)
+        found = products.rounds(PLAIN, inputs, inputs, takes_few)
         assert found is not None and found.codes(weight).bits == bits
     assert PLAIN.rounds(PLAIN, 64, 64, True) is None
     assert [rounded(INT4, inputs, inputs).group for inputs in (64, 96)] == [32, 32]

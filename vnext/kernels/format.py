@@ -115,9 +115,10 @@ class Format:
     keeps_codes = False
     """Whether weights that a checkpoint holds in a format with codes stay what they are."""
 
-    def rounds(self, held: Format, inputs: int, run: int, is_of_layer: bool) -> Format | None:
+    def rounds(self, held: Format, inputs: int, run: int, takes_few: bool) -> Format | None:
         """The format in which a weight without codes that a checkpoint holds in the format `held` counts as held, where loading
-        rounds it. Of its `inputs` each `run` are summed alone. `is_of_layer`: it is none of the head's."""
+        rounds it. Of its `inputs` each `run` are summed alone. `takes_few`: it bears the fewest bits, being neither
+        the head's nor what makes values."""
         return None
 
     def panels(self, dtype: str) -> str:
@@ -157,7 +158,7 @@ FORMATS = {
         ),
         FormatRow(
             "int4", "vnext.kernels.formats.rounded:INT4", dtype="bfloat16", devices=("cpu",),
-            option="int4 rounds those of layers to 4 bits, by a searched scale, and others as int8",
+            option="int4 rounds those of layers to 4 bits, by a searched scale, and values and others as int8",
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),

@@ -1,4 +1,4 @@
-"""--quantization int4: the numbers of `vnext quantize --scheme w4a16`, rounded as a checkpoint of floats is loaded."""
+"""--quantization int4: the numbers of `vnext quantize --scheme w4a16`, but for values, rounded as a checkpoint of floats is loaded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from checkpoints import PLAIN, random_tensors, save_checkpoint
 from model_helpers import Chunk, ThreadGroup, load_model
 
+from vnext.kernels.formats.rounded import INT4
+from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.layers import embed
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, alone, weight_axes
+from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.quantise import Quantiser
+from vnext.models.loading.stored import StoredWeights
 from vnext.runtime.rank.runner import ModelRunner
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
@@ -38,8 +43,11 @@ def logits(path: Path, quantization: str, parallel: Parallel | None = None) -> t
 
 def test_it_has_the_bits_of_a_checkpoint_that_was_quantised_before(folder: Path, tmp_path: Path) -> None:
     list(Quantiser(folder, tmp_path / "out", "w4a16", 32).run())
+    file = tmp_path / "out" / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "v_proj" not in name}
+    save_file(kept | {name: tensor for name, tensor in tensors().items() if "v_proj" in name}, file)
     found = logits(folder, "int4")
-    assert torch.equal(found, logits(tmp_path / "out", "int4"))  # whose head is still in floats
+    assert torch.equal(found, logits(tmp_path / "out", "int4"))  # whose head and values are still in floats
     for each in ThreadGroup(2).run(lambda parallel: logits(folder, "int4", parallel)):
         assert (each - found).abs().max() <= 0.02 * found.abs().max()
 
@@ -48,6 +56,20 @@ def test_weights_of_layers_stay_in_few_bits(folder: Path) -> None:
     runner = ModelRunner(folder, "bfloat16", "cpu", load_model(folder).parallel, quantization="int4")
     down = runner.weights.params.layers[0].mlp.down.weight
     assert runner.quantization == "int4" and down.linear.buffer.nbytes * 8 < 6 * 128 * 256
+
+
+@pytest.mark.parametrize("has_values", [True, False])
+def test_what_makes_values_has_8_bits(tmp_path: Path, has_values: bool) -> None:
+    """Keys stand in where a model has no values of their own."""
+    save_checkpoint(tmp_path, {name: tensor for name, tensor in tensors().items() if has_values or "v_proj" not in name}, **WIDE)
+    config, here = load_config(tmp_path), "model.layers.0."
+    with open_checkpoint(tmp_path) as checkpoint:
+        stored = StoredWeights(checkpoint, config, alone(), weight_axes(config))
+        bits = {}
+        for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", *["self_attn.v_proj"] * has_values):
+            stored.round(f"{here}{part}.weight", INT4)
+            bits[part[-6:]] = stored.parts(f"{here}{part}.weight")[0].probed().codes(0).bits
+    assert bits == {"q_proj": 4, "k_proj": 4 if has_values else 8, "n_proj": 4} | ({"v_proj": 8} if has_values else {})
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from checkpoints import PLAIN, random_tensors, save_checkpoint
 from model_helpers import Chunk, load_model
 
 from vnext.commands.cli import main
-from vnext.kernels.formats.rounding import to_integers
+from vnext.kernels.formats.rounding import SHARES, to_integers
+from vnext.models.loading.packed_file import FORMAT_VERSION
 from vnext.models.loading.quantise import Quantiser
 from vnext.models.loading.unread import unread
 
@@ -75,6 +77,29 @@ def test_searched_scales_lose_less_than_the_largest_number() -> None:
     error = np.square(found.numbers * wide - weight).sum()
     assert found.error == pytest.approx(error, rel=1e-4) and error < 0.8 * np.square(plain - weight).sum()
     assert np.isfinite(found.scales).all() and found.numbers.min() >= -8 and found.numbers.max() <= 7
+
+
+def test_errors_of_large_numbers_count_more() -> None:
+    """Of all scales that are tried, none does better by the errors as they count."""
+    groups = np.random.default_rng(4).standard_normal((256, 32)).astype(np.float32) ** 3
+    counted = np.sqrt(np.square(groups) + 2 * np.square(groups).mean(-1, keepdims=True))
+
+    def errors(numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        return (counted * np.square(numbers * scales - groups)).sum(-1)
+
+    found = to_integers(groups, 4, 32, np.dtype(np.float32))
+    largest = np.where(groups.max(-1) > -groups.min(-1), -1, 1)[:, None] * np.abs(groups).max(-1, keepdims=True) / 7
+    for share in SHARES:
+        scales = (largest * np.float32(share)).astype(np.float32)
+        others = np.clip(np.rint(groups / scales), -8, 7)
+        assert (errors(found.numbers, found.scales) <= errors(others, scales) * 1.00001).all()
+
+
+def test_numbers_change_with_the_version_of_packed_files() -> None:
+    """Or a file that was written before would serve beside others."""
+    weight = np.random.default_rng(6).standard_normal((64, 64)).astype(np.float32)
+    found = [array.tobytes() for bits in (4, 8) for array in to_integers(weight, bits, 32, np.dtype(np.float32))[:2]]
+    assert (FORMAT_VERSION, blake2b(b"".join(found), digest_size=8).hexdigest()) == (3, "0a26f6941213a8b9")
 
 
 def test_settings_are_those_of_compressed_tensors(folder: Path, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from vnext.models.loading.recording import is_of_layer
 
 Read = TypeVar("Read")
 
+KEYS, VALUES = "k_proj.weight", "v_proj.weight"
+
 PROBED_ROWS = 32
 """Enough to see what the codes of a weight are made of."""
 SHARED_ROWS = 128
@@ -184,9 +186,14 @@ class StoredWeights:
         if layout.inner is None or not (is_float or (held is not None and not held.has_codes)):
             return
         inputs, floats = axis_size(layout.inner, self._config), FLIPPED if layout.flipped else PLAIN
-        found = products.rounds(held or floats, inputs, self.run(name), is_of_layer(name))
+        found = products.rounds(held or floats, inputs, self.run(name), self._takes_few(name))
         if found is not None:
             self._checkpoint.hold(name, found)
+
+    def _takes_few(self, name: str) -> bool:
+        """Whether a weight bears the fewest bits: a layer's, but what makes values, or keys that stand in for them."""
+        stands_in = name.endswith(KEYS) and name.replace(KEYS, VALUES) not in self._checkpoint
+        return is_of_layer(name) and not stands_in and not name.endswith(VALUES)
 
     def forms(self, names: tuple[str, ...], gate: str) -> tuple[CodesForm, ...]:
         """What the codes of a weight of these parts, one below the other, are made of; () where a group would be divided, or the
