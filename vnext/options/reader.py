@@ -233,7 +233,7 @@ def _add_quantize(parser: Parser) -> None:
         parser.add_argument(name, nargs="?", default="", help=words)
     schemes, sizes = ", ".join(QUANTIZE_SCHEMES), ", ".join(map(str, GROUP_SIZES))
     parser.add_argument("--scheme", default=QUANTIZE_SCHEMES[0], help=f"{schemes} (default: {QUANTIZE_SCHEMES[0]})")
-    size_help = f"inputs that share a scale: {sizes} (default: the first that divides all weights)"
+    size_help = f"inputs that share a scale: {sizes} (default: 32 for 4 bits, for 8 the first that divides all weights)"
     parser.add_argument("--group-size", default="", help=size_help)
 
 

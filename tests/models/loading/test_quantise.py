@@ -112,6 +112,14 @@ def test_settings_are_those_of_compressed_tensors(folder: Path, tmp_path: Path) 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("scheme", "group"), [("w4a16", 32), ("w8a16", 64)])
+def test_few_bits_have_small_groups(scheme: str, group: int, folder: Path, tmp_path: Path) -> None:
+    """Of 8 bits the longest ones that divide all weights, whose inputs are 128 and 192."""
+    list(Quantiser(folder, tmp_path / "out", scheme, 0).run())
+    scales = load_file(tmp_path / "out" / "model.safetensors")[UP + "weight_scale"]
+    assert scales.shape == (192, 128 // group)
+
+
 def test_what_cannot_be_quantised_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(folder), str(out), "--scheme", "w8a16"]) == 0
