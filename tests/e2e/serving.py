@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,10 @@ def fill(process: subprocess.Popen[str], descriptor: int) -> None:
 
 
 @contextmanager
-def serving(log_dir: Path, *arguments: str, by: Sequence[str] = ()) -> Iterator[Server]:
-    """`vnext serve --port 0 ...` until the block ends; `by`: words before it, of a program that turns into it."""
+def serving(log_dir: Path, *arguments: str, by: Sequence[str] = (), more: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`vnext serve --port 0 ...` until the block ends; `by`: words before it, of a program that turns into it; `more` environment."""
     command = [*by, sys.executable, "-P", "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(more or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from serving import Server, eventually, serving
+from serving import Server, eventually, held, serving
 
 STREAM_COUNT = 64
 IDLE_S = 3.0
@@ -102,13 +102,13 @@ def test_errors_are_typed_and_the_next_request_is_served(server: Server, client:
 
 def test_a_closed_stream_frees_its_blocks(server: Server, client: openai.OpenAI) -> None:
     extra = {"ignore_eos": True}
-    stream = client.completions.create(model="demo", prompt="This", max_tokens=900, stream=True, extra_body=extra)
-    next(iter(stream))
-    assert eventually(lambda: server.metric("vnext_blocks_held") > 0)
     aborted = server.metric("vnext_requests_aborted_total")
-    stream.close()
+    with held(server):
+        stream = client.completions.create(model="demo", prompt="This", max_tokens=100, stream=True, extra_body=extra)
+        assert eventually(lambda: server.metric("vnext_blocks_held") > 0)
+        stream.close()
+        assert eventually(lambda: server.metric("vnext_requests_aborted_total") == aborted + 1)
     assert eventually(lambda: server.metric("vnext_blocks_held") == 0)
-    assert server.metric("vnext_requests_aborted_total") == aborted + 1
 
 
 def test_many_streams_finish(server: Server) -> None:

@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from serving import ROOT, Server, eventually, serving
 
+from tests.run.stops import Stops
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.bench.load.client import COMPLETIONS, Client
 from vnext.commands.restart import SIGNAL, changed, refusal
@@ -30,9 +30,11 @@ from vnext.runtime.protocol.settings import EngineSettings
 from vnext.state.events import EngineRecovered, RequestResumed
 
 BODIES = [
-    {"prompt": f"def f{place}(x):", "max_tokens": 980, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
+    {"prompt": f"def f{place}(x):", "max_tokens": 200, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
     for place, more in enumerate([{}, {}, {"logprobs": 1}, {"presence_penalty": 0.6}, {"n": 2, "ignore_eos": False}, {"best_of": 1}])
 ]
+Tokens = dict[int, list[int]]
+"""By the choice's index."""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,14 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def server(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def stops(tmp_path_factory: pytest.TempPathFactory) -> Stops:
+    return Stops(tmp_path_factory.mktemp("stops"))
+
+
+@pytest.fixture(scope="module")
+def server(state: Path, stops: Stops, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--threads", "1", "--dtype", "float32", "--log", "full", "--max-num-batched-tokens", "64")
-    with serving(tmp_path_factory.mktemp("log"), *options) as running:
+    with serving(tmp_path_factory.mktemp("log"), *options, more=stops.environment) as running:
         yield running
 
 
@@ -59,22 +66,25 @@ def restart(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
 
 
-async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
-    """The tokens of each body's answers, all streamed at once; `between` is called in a thread once each has some."""
-    begun = [asyncio.Event() for _ in BODIES]
+async def answers(
+    url: str, between: Callable[[], object] = lambda: None, holds: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> list[Tokens]:
+    """The tokens of each body's answers, all streamed at once; `between` is called in a thread once one has some, while `holds` keeps
+    all of them from their ends."""
+    begun = asyncio.Event()
 
-    async def answer(client: Client, place: int) -> dict[int, list[int]]:
-        tokens: dict[int, list[int]] = {}
+    async def answer(client: Client, place: int) -> Tokens:
+        tokens: Tokens = {}
         async for chunk in client.stream(COMPLETIONS, BODIES[place] | {"stream": True, "return_token_ids": True}):
             for choice in chunk.choices or ():
                 tokens.setdefault(choice.index, []).extend(choice.token_ids or ())
-            begun[place].set()
+            begun.set()
         return tokens
 
     async def interrupt() -> None:
-        for each in begun:
-            await each.wait()
-        if between is not None:
+        with ExitStack() as rest:
+            await asyncio.to_thread(rest.enter_context, holds())
+            await begun.wait()
             await asyncio.to_thread(between)
 
     async with Client(url, timeout_s=120) as client:
@@ -82,15 +92,22 @@ async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
     return found[:-1]
 
 
-def test_streams_go_on_with_the_same_tokens_and_the_next_log_says_so(server: Server) -> None:
-    alone = asyncio.run(answers(server.url))
+def answers_beside(server: Server, stops: Stops, *words: str) -> tuple[list[Tokens], subprocess.CompletedProcess[str]]:
+    """The answers in whose middle the server is restarted, and what that says."""
     said: list[subprocess.CompletedProcess[str]] = []
+    stops.ask()
+    found = asyncio.run(answers(server.url, lambda: said.append(restart(*words)), lambda: stops.held(server)))
+    return found, said[0]
+
+
+def test_streams_go_on_with_the_same_tokens_and_the_next_log_says_so(server: Server, stops: Stops) -> None:
+    alone = asyncio.run(answers(server.url))
     before = server.process_of("vnext.runtime.engine.main").pid
 
-    found = asyncio.run(answers(server.url, lambda: said.append(restart("--max-num-batched-tokens", "48"))))
+    found, said = answers_beside(server, stops, "--max-num-batched-tokens", "48")
 
-    assert said[0].returncode == 0, said[0].stderr
-    assert "is replaced" in said[0].stdout
+    assert said.returncode == 0, said.stderr
+    assert "is replaced" in said.stdout
     assert server.process_of("vnext.runtime.engine.main").pid != before
     assert found == alone
     logs = sorted(server.log_dir.parent.iterdir())
@@ -103,23 +120,21 @@ def test_streams_go_on_with_the_same_tokens_and_the_next_log_says_so(server: Ser
         assert replay(["verify", str(each)]) == 0
 
 
-def test_streams_go_on_with_another_number_of_ranks(server: Server) -> None:
+def test_streams_go_on_with_another_number_of_ranks(server: Server, stops: Stops) -> None:
     """In bfloat16, where another order of sums is soon another text."""
     assert restart("--dtype", "bfloat16").returncode == 0
     alone = asyncio.run(answers(server.url))
     for ranks in ("2", "1"):
-        said: list[subprocess.CompletedProcess[str]] = []
-        found = asyncio.run(answers(server.url, lambda ranks=ranks, said=said: said.append(restart("--tensor-parallel-size", ranks))))
-        assert said[0].returncode == 0, said[0].stderr
+        found, said = answers_beside(server, stops, "--tensor-parallel-size", ranks)
+        assert said.returncode == 0, said.stderr
         assert found == alone, f"{ranks} ranks"
     assert restart("--dtype", "float32").returncode == 0
 
 
-def test_an_engine_that_cannot_start_changes_nothing(server: Server) -> None:
+def test_an_engine_that_cannot_start_changes_nothing(server: Server, stops: Stops) -> None:
     alone = asyncio.run(answers(server.url))
-    said: list[subprocess.CompletedProcess[str]] = []
-    found = asyncio.run(answers(server.url, lambda: said.append(restart("--kv-cache-memory", "1k"))))
-    assert said[0].returncode == 2 and "too small for one block" in said[0].stderr and "goes on as before" in said[0].stderr
+    found, said = answers_beside(server, stops, "--kv-cache-memory", "1k")
+    assert said.returncode == 2 and "too small for one block" in said.stderr and "goes on as before" in said.stderr
     assert found == alone
 
 

@@ -7,6 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import torch
 from engine_here import engines_here
 from safetensors.torch import load_file, save_file
 from saved_adapters import DEMO
-from serving import Server, eventually, serving
+from serving import Server, eventually, in_background, serving
 
+from tests.run.stops import CORE, Stops
 from vnext.api.llm import LLM
 from vnext.commands.bench.load.answers import RequestFailed
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
+OPTIONS = ("--enable-rl-routes", "--log", "full", "--dtype", "float32", "--threads", "1", "--num-gpu-blocks-override", "200")
 PROMPT, COUNT = list(range(40, 60)), 300
 BODY = {"prompt": PROMPT, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
 
@@ -39,9 +42,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    arguments = ["--enable-rl-routes", "--log", "full", "--dtype", "float32", "--threads", "1", "--check-laws"]
-    with serving(tmp_path_factory.mktemp("log"), *arguments, "--num-gpu-blocks-override", "200") as running:
+def stops(tmp_path_factory: pytest.TempPathFactory) -> Stops:
+    return Stops(tmp_path_factory.mktemp("stops"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, stops: Stops) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("log"), *OPTIONS, "--check-laws", more=stops.environment) as running:
         yield running
         log_dir = running.log_dir
         assert running.stop() == 0
@@ -66,7 +73,6 @@ class Stream(threading.Thread):
         super().__init__()
         self.client, self.tokens, self.finish = BlockingClient(server.url), list[int](), ""
         self.start()
-        assert eventually(lambda: len(self.tokens) > 5)
 
     def run(self) -> None:
         try:
@@ -77,6 +83,23 @@ class Stream(threading.Thread):
             self.finish = error.stated[1]
 
 
+@contextmanager
+def begun(server: Server, stops: Stops) -> Iterator[Stream]:
+    """A stream that has some tokens and gets no more in the block."""
+    stops.ask()
+    stream = Stream(server)
+    with stops.held(server):
+        yield stream
+
+
+def changed(server: Server, stops: Stops, path: str, body: Any = None) -> tuple[Stream, int, dict[str, Any]]:
+    """A stream in whose middle the engine is asked for something; the answer to that."""
+    with begun(server, stops) as stream, stops.operation():
+        thread, found = in_background(lambda: call(server, path, body))
+    thread.join()
+    return stream, *found[0]
+
+
 def answers(files: dict[str, Path], name: str, prompts: list[list[int]], counts: list[int]) -> list[list[int]]:
     """What an engine with these weights alone says."""
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts]
@@ -85,23 +108,21 @@ def answers(files: dict[str, Path], name: str, prompts: list[list[int]], counts:
         return [each.outputs[0].token_ids for each in llm.generate(prompts, params, False)]
 
 
-def test_a_stream_finishes_with_the_old_weights(server, files):
+def test_a_stream_finishes_with_the_old_weights(server, files, stops):
     assert call(server, "/update_weights", {"path": str(files["old"])})[0] == 200
-    stream = Stream(server)
-    status, changed = call(server, "/update_weights", {"path": str(files["new"]), "mode": "wait"})
+    stream, status, now = changed(server, stops, "/update_weights", {"path": str(files["new"]), "mode": "wait"})
     stream.join()
     assert status == 200 and stream.finish == "length"
     assert stream.tokens == answers(files, "old", [PROMPT], [COUNT])[0]
     status, paused = call(server, "/is_paused", method="GET")
-    assert paused == {"is_paused": False, "mode": "", **changed}
+    assert paused == {"is_paused": False, "mode": "", **now}
 
 
-def test_a_stream_goes_on_with_the_new_weights(server, files):
+def test_a_stream_goes_on_with_the_new_weights(server, files, stops):
     assert call(server, "/update_weights", {"path": str(files["old"])})[0] == 200
-    stream = Stream(server)
-    assert call(server, "/update_weights", {"path": str(files["new"]), "mode": "keep"})[0] == 200
+    stream, status, _ = changed(server, stops, "/update_weights", {"path": str(files["new"]), "mode": "keep"})
     stream.join()
-    assert stream.finish == "length" and len(stream.tokens) == COUNT
+    assert status == 200 and stream.finish == "length" and len(stream.tokens) == COUNT
     old = answers(files, "old", [PROMPT], [COUNT])[0]
     common = next(place for place, (one, other) in enumerate(zip(stream.tokens, old)) if one != other)
     places = [place for place in range(1, common + 1)]
@@ -109,25 +130,24 @@ def test_a_stream_goes_on_with_the_new_weights(server, files):
     assert any(stream.tokens == old[:place] + rest for place, rest in zip(places, rests)), "from one token on, all are the new weights'"
 
 
-def test_a_stream_is_aborted(server, files):
-    stream = Stream(server)
-    assert call(server, "/update_weights", {"path": str(files["old"]), "mode": "abort"})[0] == 200
+def test_a_stream_is_aborted(server, files, stops):
+    stream, status, _ = changed(server, stops, "/update_weights", {"path": str(files["old"]), "mode": "abort"})
     stream.join()
-    assert stream.finish == "aborted" and len(stream.tokens) < COUNT
+    assert status == 200 and stream.finish == "aborted" and len(stream.tokens) < COUNT
 
 
-def test_a_wrong_update_aborts_nobody(server, files, tmp_path):
-    stream = Stream(server)
+def test_a_wrong_update_aborts_nobody(server, tmp_path, stops):
     save_file({"x": torch.zeros(3)}, tmp_path / "wrong.safetensors")
-    status, answer = call(server, "/update_weights", {"path": str(tmp_path / "wrong.safetensors"), "mode": "abort"})
+    wrong = {"path": str(tmp_path / "wrong.safetensors"), "mode": "abort"}
+    stream, status, answer = changed(server, stops, "/update_weights", wrong)
     assert status == 400 and answer["error"]["code"] == "not_done" and "nothing has changed" in answer["error"]["message"]
     stream.join()
     assert stream.finish == "length" and len(stream.tokens) == COUNT
 
 
-def test_pause_keeps_a_stream_where_it_is(server):
-    stream = Stream(server)
-    assert call(server, "/pause?mode=keep") == (200, {"paused": "keep"})
+def test_pause_keeps_a_stream_where_it_is(server, stops):
+    stream, *answer = changed(server, stops, "/pause?mode=keep")
+    assert answer == [200, {"paused": "keep"}]
     count = len(stream.tokens)
     assert eventually(lambda: call(server, "/is_paused", method="GET")[1]["mode"] == "keep")
     assert call(server, "/health", method="GET")[0] == 200
@@ -136,9 +156,8 @@ def test_pause_keeps_a_stream_where_it_is(server):
     assert len(stream.tokens) == COUNT > count
 
 
-def test_sleep_with_a_stream_and_wake_up(server):
-    stream = Stream(server)
-    status, asleep = call(server, "/sleep?level=1&mode=keep")
+def test_sleep_with_a_stream_and_wake_up(server, stops):
+    stream, status, asleep = changed(server, stops, "/sleep?level=1&mode=keep")
     assert status == 200 and stream.is_alive()
     assert call(server, "/is_sleeping", method="GET")[1] == {
         "is_sleeping": True, "asleep": ["weights", "kv_cache"], "resident_bytes": asleep["resident_bytes"],
@@ -171,21 +190,20 @@ def test_calls_and_the_cache(server):
     assert call(server, "/reset_prefix_cache") == (200, {})
 
 
-def test_an_engine_core_that_follows_another_has_the_weights_of_its_last_change(files, tmp_path):
+def test_an_engine_core_that_follows_another_has_the_weights_of_its_last_change(files, tmp_path, stops):
     """A stream that lives through the core's death goes on with the version that it began with."""
-    arguments = ["--enable-rl-routes", "--log", "full", "--dtype", "float32", "--threads", "1", "--num-gpu-blocks-override", "200"]
-    with serving(tmp_path, *arguments) as running:
+    with serving(tmp_path, *OPTIONS, more=stops.environment) as running:
         assert call(running, "/update_weights", {"path": str(files["new"])})[0] == 200
-        stream = Stream(running)
-        running.process_of("vnext.runtime.engine.main").kill()
+        with begun(running, stops) as stream:
+            running.process_of(CORE).kill()
         stream.join()
         assert stream.finish == "length" and stream.tokens == answers(files, "new", [PROMPT], [COUNT])[0]
         assert call(running, "/is_paused", method="GET")[1]["version"] == 1
 
 
-def test_ranks_that_follow_others_have_the_weights_of_the_last_change(server, files):
+def test_ranks_that_follow_others_have_the_weights_of_the_last_change(server, files, stops):
     assert call(server, "/update_weights", {"path": str(files["new"])})[0] == 200
-    stream = Stream(server)
-    server.process_of("vnext.runtime.rank.main").kill()
+    with begun(server, stops) as stream:
+        server.process_of("vnext.runtime.rank.main").kill()
     stream.join()
     assert stream.finish == "length" and stream.tokens == answers(files, "new", [PROMPT], [COUNT])[0]

@@ -7,8 +7,9 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,9 @@ from llguidance import LLMatcher
 from saved_adapters import DEMO, save_adapter
 from test_launch import has_torch, running
 
-from tests.runtime.killed import Heard, heard_of, in_turn
+from tests.e2e.serving import in_background
+from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
+from tests.runtime.killed import Heard, heard_of
 from vnext.kernels.cpu import native
 from vnext.models.config.adapter_config import adapter_digest
 from vnext.replay.cli.main import main as replay
@@ -28,6 +31,7 @@ from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.engine import process as core_process
 from vnext.runtime.processes.determinism import process_environment
+from vnext.runtime.processes.launch import RunningEngine
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.protocol.messages import AdapterFiles, EngineStats, SubmitRequest
@@ -48,8 +52,9 @@ KINDS = (
     {"temperature": 0.0, "logprobs": 0},
     {"top_k": 20, "min_p": 0.02, "logit_bias": ((7, 2.0),), "min_tokens": 9, "ignore_eos": False},
 )
-LONG = 150
-"""Tokens of answers that go on while their client, on a busy machine, still reads what comes before a kill."""
+Kill = Callable[[], None]
+FIRST = 2
+"""Messages to the ranks up to the second step."""
 QUICK = 2
 """So many of them import nothing into a rank: a step that does takes a second, and a rank hangs after thirty times the longest."""
 
@@ -86,12 +91,23 @@ def kill_last(pid: int) -> None:
     os.kill(ranks_of(pid)[-1].pid, signal.SIGKILL)
 
 
-def kill_and_again_while_they_start(pid: int) -> None:
-    """The ranks, and those that take their place while these start."""
-    before = {rank.pid for rank in ranks_of(pid)}
-    kill_last(pid)
-    wait_until(lambda: any(rank.pid not in before for rank in ranks_of(pid)))
-    kill_last(pid)
+def heard_while_killed(
+    stops: Stops, engine: RunningEngine, client: SyncEngineClient, asked: list[SubmitRequest], kills: Sequence[Kill]  # noqa: F811
+) -> Heard:
+    """What the clients hear. Each kill comes while the engine core has stopped in mid stream: the first one in the prompts, the others
+    when ranks have come in the place of those before and compute."""
+    stops.ask(FIRST)
+    thread, heard = in_background(lambda: heard_of(client.run(asked)))
+    for number, kill in enumerate(kills, 1):
+        with stops.stopped(engine.child.pid):
+            if number < len(kills):
+                stops.ask()
+            before = ranks_of(engine.child.pid)
+            kill()
+    wait_until(lambda: any(rank not in before for rank in ranks_of(engine.child.pid)))
+    kill_last(engine.child.pid)  # while they start
+    thread.join()
+    return heard[0]
 
 
 def lost_under_streams(log_dir: str) -> int:
@@ -111,16 +127,15 @@ LORA = {"enable_lora": True, "max_loras": 2}
 
 @pytest.mark.parametrize(("size", "log"), [(1, "full"), (2, "shape")])
 def test_streams_outlive_killed_ranks_with_the_same_bits(
-    tmp_path: Path, adapters: list[AdapterFiles], size: int, log: str
+    tmp_path: Path, adapters: list[AdapterFiles], size: int, log: str, stops: Stops  # noqa: F811
 ) -> None:
     """Killed in prompts, in answers, and while other ranks start in their place."""
     with running(tmp_path / "undisturbed", tensor_parallel_size=size, **LORA) as (_, client):
-        undisturbed = told(heard_of(client.run(mixed(adapters, length=LONG))))
+        undisturbed = told(heard_of(client.run(mixed(adapters))))
     files = len(os.listdir("/dev/shm"))
     with running(tmp_path / "killed", tensor_parallel_size=size, log=log, **LORA) as (engine, client):
         pid = engine.child.pid
-        kill, again = (lambda: kill_last(pid)), (lambda: kill_and_again_while_they_start(pid))
-        found = told(heard_of(client.run(mixed(adapters, length=LONG)), in_turn(client, {3: kill, 100: kill, 250: again})))
+        found = told(heard_while_killed(stops, engine, client, mixed(adapters), [partial(kill_last, pid)] * 3))
         wait_until(lambda: (client.stats.recoveries, client.stats.recovering) == (3, ""))
         assert client.stats.recovery_seconds > 0
         ranks = ranks_of(pid)
@@ -131,14 +146,14 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
     assert len(os.listdir("/dev/shm")) <= files
 
 
-def test_streams_outlive_killed_stages_with_the_bits_of_one_process(tmp_path: Path) -> None:
-    """The first stage is killed in prompts and in answers, the last one in answers."""
+def test_streams_outlive_killed_stages_with_the_bits_of_one_process(tmp_path: Path, stops: Stops) -> None:  # noqa: F811
+    """The first stage is killed in prompts and in answers, the last one in answers and while others start."""
     with running(tmp_path / "one", log="off") as (_, client):
-        expected = told(heard_of(client.run(mixed(length=LONG))))
+        expected = told(heard_of(client.run(mixed())))
     with running(tmp_path / "two", pipeline_parallel_size=2) as (engine, client):
         pid = engine.child.pid
         first, last = (lambda at=at: os.kill(ranks_of(pid)[at].pid, signal.SIGKILL) for at in (1, 0))
-        assert told(heard_of(client.run(mixed(length=LONG)), in_turn(client, {3: first, 100: first, 250: last}))) == expected
+        assert told(heard_while_killed(stops, engine, client, mixed(), [first, first, last])) == expected
         wait_until(lambda: client.stats.recoveries == 3)
     assert engine.stop() == 0
     assert replay(["verify", "--laws", engine.log_dir]) == 0 and lost_under_streams(engine.log_dir) == 3
@@ -153,12 +168,17 @@ def test_an_idle_engine_whose_rank_dies_serves_the_next_request(tmp_path: Path) 
     assert engine.stop() == 0
 
 
-def test_a_signal_ends_an_engine_whose_ranks_start_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_ends_an_engine_whose_ranks_start_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], stops: Stops  # noqa: F811
+) -> None:
     with running(tmp_path) as (engine, client):
         outputs = client.run(mixed(count=4))
-        next(outputs)
         old = ranks_of(engine.child.pid)
-        kill_last(engine.child.pid)
+        stops.ask()
+        begun = in_background(lambda: next(outputs))
+        with stops.stopped(engine.child.pid):
+            kill_last(engine.child.pid)
+        begun[0].join()
         wait_until(lambda: any(rank not in old for rank in ranks_of(engine.child.pid)))
         new = ranks_of(engine.child.pid)
         assert engine.stop() == 0

@@ -20,6 +20,7 @@ from fake_engine import wait_until
 from llguidance import LLMatcher
 from msgspec.structs import replace
 
+from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
 from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
@@ -103,15 +104,13 @@ def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> No
 
 
 def test_without_restarts_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], stops: Stops  # noqa: F811
 ) -> None:
     with running(tmp_path, tensor_parallel_size=2, max_restarts=0) as (engine, client):
-        outputs = client.run(requests(2, 900))
-        next(outputs)
         ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
-        os.kill(ranks[1].pid, signal.SIGKILL)
-        with pytest.raises(EngineDead, match=r"rank (1 was killed by SIGKILL|0 .*rank 1 has ended)[\s\S]*log"):
-            list(outputs)
+        died = pytest.raises(EngineDead, match=r"rank (1 was killed by SIGKILL|0 .*rank 1 has ended)[\s\S]*log")
+        with died, stops.mid_stream(engine, client, requests(2, 60)):
+            os.kill(ranks[1].pid, signal.SIGKILL)
         assert engine.child.wait(GONE_TIMEOUT_S) == 1
     said = capfd.readouterr().err
     assert "rank 0 stops: rank 1 has ended or left the group before all ranks had met\n" in said
@@ -119,25 +118,23 @@ def test_without_restarts_a_killed_rank_ends_the_engine_and_the_other_rank_with_
 
 
 def test_a_stopped_rank_is_named_may_go_on_and_ends_the_engine_in_the_end(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], stops: Stops  # noqa: F811
 ) -> None:
     with running(tmp_path, tensor_parallel_size=2, step_timeout_s=3.0, max_restarts=0) as (engine, client):
         ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
         assert lengths(list(client.run(requests(2, 20)))) == {"r0": 20, "r1": 20}
-        outputs = client.run(requests(2, 300))
-        reported = [next(outputs)]
-        os.kill(ranks[1].pid, signal.SIGSTOP)
-        wait_until(lambda: client.trouble is not None)
-        stopped = rf"step \d+ has had no result for \d s: rank 1 \(process {ranks[1].pid}\) is stopped by a signal"
-        assert re.fullmatch(rf"The engine is stalled: {stopped}\.", client.trouble)
-        os.kill(ranks[1].pid, signal.SIGCONT)
-        assert lengths([*reported, *outputs]) == {"r0": 300, "r1": 300}
+        stopped = rf"step \d+ has had no result for \d+ s: rank 1 \(process {ranks[1].pid}\) is stopped by a signal"
+        with stops.mid_stream(engine, client, requests(2, 300)) as outputs:
+            os.kill(ranks[1].pid, signal.SIGSTOP)
+            os.kill(engine.child.pid, signal.SIGCONT)
+            wait_until(lambda: client.trouble is not None)
+            assert re.fullmatch(rf"The engine is stalled: {stopped}\.", client.trouble)
+            os.kill(ranks[1].pid, signal.SIGCONT)
+        assert lengths(outputs) == {"r0": 300, "r1": 300}
         wait_until(lambda: client.trouble is None)
-        outputs = client.run(requests(2, 300))
-        next(outputs)
-        os.kill(ranks[1].pid, signal.SIGSTOP)
-        with pytest.raises(EngineDead, match=rf"The engine stopped: {stopped}\. The log that led to it is in {tmp_path}"):
-            list(outputs)
+        ended = pytest.raises(EngineDead, match=rf"The engine stopped: {stopped}\. The log that led to it is in {tmp_path}")
+        with ended, stops.mid_stream(engine, client, requests(2, 60)):
+            os.kill(ranks[1].pid, signal.SIGSTOP)
         assert engine.child.wait(GONE_TIMEOUT_S) == 1
         assert not any(rank.is_running() for rank in ranks)
     said = capfd.readouterr().err
@@ -145,15 +142,15 @@ def test_a_stopped_rank_is_named_may_go_on_and_ends_the_engine_in_the_end(
     assert replay(["verify", "--laws", engine.log_dir]) == 0
 
 
-def test_an_engine_whose_log_is_required_ends_when_its_disk_is_full(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The system lets no file of the engine core grow beyond some bytes from the first token on."""
+def test_an_engine_whose_log_is_required_ends_when_its_disk_is_full(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], stops: Stops  # noqa: F811
+) -> None:
+    """The system lets no file of the engine core grow beyond some bytes from its first steps on."""
     with running(tmp_path, log_required=True, log="full") as (engine, client):
-        outputs = client.run(requests(2, 900))
-        reported = [next(outputs)]
-        size = sum(path.stat().st_size for path in Path(engine.log_dir).glob("*.vnextlog")) + 2000
-        resource.prlimit(engine.child.pid, resource.RLIMIT_FSIZE, (size, size))
-        with pytest.raises(EngineDead, match=r"The engine stopped: the log cannot be written \(.*\), and --log-required is on"):
-            reported.extend(outputs)
+        ended = pytest.raises(EngineDead, match=r"The engine stopped: the log cannot be written \(.*\), and --log-required is on")
+        with ended, stops.mid_stream(engine, client, requests(2, 900)) as reported:
+            size = sum(path.stat().st_size for path in Path(engine.log_dir).glob("*.vnextlog")) + 2000
+            resource.prlimit(engine.child.pid, resource.RLIMIT_FSIZE, (size, size))
         assert engine.child.wait(GONE_TIMEOUT_S) == 1
     assert "Traceback" not in capfd.readouterr().err
     assert replay(["verify", "--laws", engine.log_dir]) == 0
@@ -161,14 +158,11 @@ def test_an_engine_whose_log_is_required_ends_when_its_disk_is_full(tmp_path: Pa
     assert 2 <= sum(lengths(reported).values()) <= sampled < 1800
 
 
-def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path) -> None:
+def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path, stops: Stops) -> None:  # noqa: F811
     with running(tmp_path, max_restarts=0) as (engine, client):
         ranks = psutil.Process(engine.child.pid).children()
-        outputs = client.run(requests(2, 900))
-        next(outputs)  # a slow reader has few of them, which have more tokens
-        os.kill(engine.child.pid, signal.SIGKILL)
-        with pytest.raises(EngineDead):
-            list(outputs)
+        with pytest.raises(EngineDead), stops.mid_stream(engine, client, requests(2, 60)):
+            os.kill(engine.child.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(ranks, timeout=GONE_TIMEOUT_S)
         assert not alive
     assert replay(["verify", "--laws", engine.log_dir]) == 0

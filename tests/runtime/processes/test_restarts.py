@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_engine import wait_until
 
+from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.processes.launch import DEMO_MODEL, start_engine
@@ -105,19 +106,19 @@ def test_a_core_that_is_idle_for_a_while_may_be_killed_for_ever(tmp_path: Path, 
         assert engine.stop() == 0
 
 
-def test_an_engine_core_that_refuses_its_start_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_core_that_refuses_its_start_is_not_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stops: Stops  # noqa: F811
+) -> None:
     """The log is required, its folder is gone, and a file has its name."""
     logs = tmp_path / "logs"
     engine = start_engine(EngineSettings(log_dir=str(logs), log_required=True, threads=1, dtype="float32"), DEMO_MODEL).wait()
     try:
         with SyncEngineClient.connect(engine.address) as client:
-            outputs = client.run([request("a", 4, 900)])
-            next(outputs)
-            logs.rename(tmp_path / "moved")
-            logs.write_text("")
-            os.kill(engine.child.pid, signal.SIGKILL)
-            with pytest.raises(EngineDead, match="the log directory .* cannot be written"):
-                list(outputs)
+            refused = pytest.raises(EngineDead, match="the log directory .* cannot be written")
+            with refused, stops.mid_stream(engine, client, [request("a", 4)]):
+                logs.rename(tmp_path / "moved")
+                logs.write_text("")
+                os.kill(engine.child.pid, signal.SIGKILL)
     finally:
         engine.stop()
     assert caplog.text.count("and is started again") == 1
