@@ -25,9 +25,11 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from vnext.base.version import __version__
 from vnext.commands.machine import Machine, machine
+from vnext.runtime.protocol.stats import CacheMiss
 
 ROWS = 64
 STEPS, WINDOWS = 48, 3  # all rows fill a block of 16 tokens in each window
@@ -38,11 +40,15 @@ RUNS = 3
 TIMEOUT_S = 300
 SUITE = "instructions"
 RECORDS = Path(__file__).resolve().parent / "records"
-PROGRAMS = {"core": ("step", "visit"), "edge": ("token", "request")}
+PROGRAMS = {"core": ("step", "visit"), "edge": ("token", "request"), "misses": ("arrival", "unexplained")}
+USUAL = ("core", "edge")
+ASKED, DEPARTS = 4_096, 100  # tokens of a prompt, and where it departs from the one before
 MEANS = {
     "step": f"a steady step of {ROWS} rows in the engine core, by row and in all",
     "visit": "four such steps, in which a request of 16 tokens arrives, is answered by 2 and leaves",
     "token": "a streamed token of /v1/completions in the API server, its readers' part included",
+    "arrival": f"a request of {ASKED:,} tokens that departs from the one before at token {DEPARTS}, in the engine core, to its end",
+    "unexplained": "the same where nobody asks why the prefix cache missed",
     "request": "a request of /v1/completions that streams two tokens on its own connection, its reader's part included",
 }
 _divide = os.getppid  # callgrind dumps its counts before each call
@@ -64,7 +70,7 @@ def main() -> int:
         return 0
     before, runs = machine(), {}
     try:
-        for program in options.program or PROGRAMS:
+        for program in options.program or USUAL:
             runs |= count_often(program, options.runs)
     except (Uncounted, subprocess.TimeoutExpired) as error:
         print(f"instructions: not counted, because {error}")
@@ -124,7 +130,38 @@ def drive_edge() -> None:
         _divide()
 
 
-DRIVES = {"core": drive_core, "edge": drive_edge}
+def drive_misses() -> None:
+    """Requests of one client, by turns explained and not."""
+    from perf.steady_core import SteadyCore
+    from vnext.runtime.engine.misses import CacheMisses
+
+    class Silent(CacheMisses):
+        def admitted(self, *_: object) -> dict[int, CacheMiss]:
+            return {}
+
+        def ended(self, *_: object) -> None:
+            pass
+
+    with SteadyCore() as core:
+        prompt, explaining, silent = np.arange(ASKED, dtype=np.int32) % 2_000 + 1, core.core._misses, Silent()
+        for number in range(2 * (WARM_STEPS + ARRIVALS)):
+            core.core._misses = silent if number % 2 else explaining
+            prompt[DEPARTS] = 2_001 + number
+            if number == 2 * WARM_STEPS:
+                gc.freeze()
+                _divide()
+            finished = core.core.engine.state.counters.finished
+            core.ask_one(prompt.tobytes(), 2, client=5)
+            while core.core.engine.state.counters.finished == finished:
+                core.run(1)
+            if number >= 2 * WARM_STEPS:
+                _divide()
+        lost = explaining.losses.changed
+        assert lost >= ARRIVALS * (ASKED - DEPARTS - 32), f"{lost} tokens were explained"
+        os._exit(0)
+
+
+DRIVES = {"core": drive_core, "edge": drive_edge, "misses": drive_misses}
 
 
 def count_often(program: str, runs: int) -> dict[str, list[int]]:
@@ -152,6 +189,8 @@ def count(program: str) -> dict[str, int]:
             raise Uncounted(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
         dumps = sorted(out.parent.glob("callgrind.out.*"), key=lambda path: int(path.suffix[1:]))
         totals = [total_of(path) for path in dumps[1:]]  # the first dump is the start
+    if program == "misses":
+        return {"arrival": int(median(totals[:-1:2])), "unexplained": int(median(totals[1::2]))}
     if program == "edge":
         return {"token": totals[0] // (STEPS * ROWS), "request": totals[2] // (VISITS * VISITORS)}
     steps, arrivals = totals[:WINDOWS], totals[WINDOWS + 1 : WINDOWS + 2 * ARRIVALS : 2]

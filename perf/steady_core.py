@@ -120,12 +120,16 @@ class SteadyCore:
     def ask(self, count: int, answer_length: int) -> None:
         """Send `count` requests and run until they are admitted."""
         for _ in range(count):
-            self._asked += 1
-            prompt = pack_tokens(np.arange(PROMPT_LENGTH) + 1 + self._asked % 1000)
-            sampling = Sampling(seed=self._asked, max_tokens=answer_length, ignore_eos=True)
-            name = f"cmpl-{self._asked:032x}-0"  # as long as the API server's names
-            self._client.send(encoder.encode(SubmitRequest(name=name, prompt=prompt, sampling=sampling)))
-            self._front.poll()  # wait until it has arrived, so that the next turn takes it regardless of ZMQ's thread
+            prompt = pack_tokens(np.arange(PROMPT_LENGTH) + 1 + (self._asked + 1) % 1000)
+            self.ask_one(prompt, answer_length)
+
+    def ask_one(self, prompt: bytes, answer_length: int, client: int = 0) -> None:
+        """Send a request of this prompt."""
+        self._asked += 1
+        sampling = Sampling(seed=self._asked, max_tokens=answer_length, ignore_eos=True)
+        name = f"cmpl-{self._asked:032x}-0"  # as long as the API server's names
+        self._client.send(encoder.encode(SubmitRequest(name=name, prompt=prompt, sampling=sampling, client=client)))
+        self._front.poll()  # wait until it has arrived, so that the next turn takes it regardless of ZMQ's thread
 
     def run(self, steps: int) -> None:
         """Run until `steps` more steps are committed."""

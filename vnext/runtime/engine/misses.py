@@ -8,7 +8,7 @@ too, in whole blocks: where a prompt departs from another one, and what stands b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -39,6 +39,10 @@ SAMPLES, SAMPLE = 8, 8
 
 
 NOTHING_LOST = CacheLosses()
+_Asker = tuple[int, int]
+"""A request and its client."""
+_Hidden = tuple[int, bytes]
+"""A client and a block."""
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
@@ -55,11 +59,10 @@ class CacheMisses:
     """Of one engine core. Mutable."""
 
     def __init__(self) -> None:
-        self._asked: dict[bytes, int] = {}  # block hash, or root -> the last request that asked for it
-        self._asked_before: dict[bytes, int] = {}  # the generation before, which goes when this one is full
-        self._own: dict[int, dict[bytes, int]] = defaultdict(dict)  # the same of each client alone, by its number
-        self._own_before: dict[int, dict[bytes, int]] = {}
-        self._own_size = 0
+        self._asked: dict[bytes, _Asker] = {}  # block hash, or root -> the last request that asked for it
+        self._asked_before: dict[bytes, _Asker] = {}  # the generation before, which goes when this one is full
+        self._hidden: dict[_Hidden, int] = {}  # what a client asked for, and after it another one
+        self._hidden_before: dict[_Hidden, int] = {}
         self._recent: dict[int, deque[int]] = {}  # the last requests of each client
         self._seen: dict[int, _Seen] = {}
         self._text_bytes = 0
@@ -125,8 +128,7 @@ class CacheMisses:
     def _alike(self, parents: Sequence[bytes], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
         """Earlier requests under the same root, and how many tokens are common: the client's own with most of them first, then the
         last one of anybody with the same blocks."""
-        own = (self._own.get(request.client, {}), self._own_before.get(request.client, {}))
-        last = next((asker for name in parents for asked in own if (asker := asked.get(name)) is not None), None)
+        last = next((asker for name in parents if (asker := self._own_asker(name, request.client)) is not None), None)
         ids = dict.fromkeys((*([] if last is None else [last]), *reversed(self._recent.get(request.client, ()))))
         found = [(seen, _common(seen.tokens, request.prompt)) for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root]
         yield from sorted(found, key=lambda each: -each[1])
@@ -135,7 +137,18 @@ class CacheMisses:
             yield seen, _common(seen.tokens, request.prompt)
 
     def _asker(self, name: bytes) -> int | None:
-        return self._asked.get(name, self._asked_before.get(name))
+        """The last request that asked for a block."""
+        found = self._asked.get(name) or self._asked_before.get(name)
+        return None if found is None else found[0]
+
+    def _own_asker(self, name: bytes, client: int) -> int | None:
+        """The last one of this client."""
+        for asked, hidden in ((self._asked, self._hidden), (self._asked_before, self._hidden_before)):
+            if (found := asked.get(name)) is not None and found[1] == client:
+                return found[0]
+            if (own := hidden.get((client, name))) is not None:
+                return own
+        return None
 
     def _absent(self, before: State, after: State, name: bytes, asker: int, miss: CacheMiss) -> CacheMiss:
         """Of blocks that an earlier request had: they are not computed yet, stand there without what goes with them (a snapshot, or
@@ -166,15 +179,18 @@ class CacheMisses:
 
     def _remember(self, state: State, entry: Waiting, seen: _Seen) -> None:
         request = seen.request
-        own, asked = self._own[request.client], dict.fromkeys((seen.root, *entry.block_hashes), int(request.id))
-        self._own_size -= len(own)
-        self._asked |= asked
-        own |= asked
-        self._own_size += len(own)
-        if max(len(self._asked), self._own_size) > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
+        names, asker = (seen.root, *entry.block_hashes), (int(request.id), request.client)
+        for name in names:  # a block is asked for with all before it: behind one that is unknown stands none that is known
+            if (before := self._asked.get(name)) is None:
+                break
+            if before[1] != request.client:
+                self._hidden[before[1], name] = before[0]
+        self._asked.update(dict.fromkeys(names, asker))
+        if max(len(self._asked), len(self._hidden)) > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
             self._asked_before, self._asked = self._asked, {}
-            self._own_before, self._own, self._own_size = self._own, defaultdict(dict), 0
-            self._recent = {client: each for client, each in self._recent.items() if client in self._own_before}
+            self._hidden_before, self._hidden = self._hidden, {}
+            clients = {client for _, client in self._asked_before.values()} | {client for client, _ in self._hidden_before}
+            self._recent = {client: each for client, each in self._recent.items() if client in clients}
         if (recent := self._recent.get(request.client)) is None:
             recent = self._recent[request.client] = deque(maxlen=RECENT)
         recent.append(request.id)
@@ -216,6 +232,11 @@ def _common(one: bytes, other: bytes) -> int:
         return 0
     size = min(len(one), len(other))
     alike = next((at for at in range(0, size, STRETCH) if one[at : at + STRETCH] != other[at : at + STRETCH]), size)
-    end = min(alike + STRETCH, size)
-    differ = np.flatnonzero(unpack_tokens(one[alike:end]) != unpack_tokens(other[alike:end]))
-    return (alike // 4 + int(differ[0])) if len(differ) else size // 4
+    first, end = alike, min(alike + STRETCH, size)
+    while first < end:  # they differ somewhere from `first` to behind `end`, and are alike before
+        half = (first + end) // 8 * 4
+        if one[first : half + 4] == other[first : half + 4]:
+            first = half + 4
+        else:
+            end = half
+    return first // 4
