@@ -128,6 +128,15 @@ class Engine:
         self._matched = [turn.matched, None]
         self._news = [(turn.going, (), note)]
 
+    def go_on(self, event: StepCommitted) -> Sequence[AnyEvent]:
+        """Fold a commit with the plan behind it where both are the usual ones, for a caller that needs no news. Returns the two;
+        none, with nothing done, where they are not."""
+        planned = self.state.planned
+        if self._events or self._check is not check_cheap or (turn := steady_turn(self.state, event)) is None:
+            return ()
+        self.state = turn.state
+        return event, StepPlanned(step=planned)
+
     def turn(self) -> Iterator[Ready]:
         """One decision, behind the events of all sources. Each value is to be carried out before the next is asked for; only the
         last of them may have a plan, and another turn may follow it."""

@@ -10,6 +10,7 @@ the two are a steady turn; not so if there is a predicate, because a predicate s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -187,27 +188,36 @@ class _Course:
         return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn].tobytes(), **more)
 
     def _commit(self, event: StepCommitted) -> None:
-        """Commit the oldest step. Folds the following plan too if both are a steady turn."""
-        quiet = self._turns < min(self._arrival_at, self._abort_at, self._reset_at) and self.steps + 1 < self._options.steps
-        if quiet and self._predicate is None:
-            self.engine.fold_last(event)
-            self._take(self.engine.take())
-        else:
-            self._fold(event)
+        """Commit the oldest step. As long as nothing comes from outside, steady turns follow, each a commit with its plan."""
+        until = min(self._arrival_at, self._abort_at, self._reset_at) if self._predicate is None else self._turns
+        while self._turns < until and self.steps + 1 < self._options.steps:
+            if not (events := self.engine.go_on(event)):
+                break
+            self._note(events, self.state)
+            self.steps += 1
+            if self.state.slots or self.state.config.input_units:
+                return  # an adapter or an input may come before the next commit
+            self._turns += 1
+            event = self._sampled()
+        self._fold(event)
 
     def _fold(self, event: AnyEvent) -> None:
         self.engine.fold(event)
         self._take(self.engine.take())
 
     def _take(self, ready: Ready) -> None:
-        """Note the events: one, or a steady turn."""
-        self.events += ready.events
-        if ready.state.sequence % ALL_LAWS_EVENTS < len(ready.events):
-            check(ready.state)
+        """Note the events."""
+        self._note(ready.events, ready.state)
         before, event = ready.befores[0], ready.events[0]
         if self._predicate is not None and self._predicate(before, event, ready.state):
             raise Predicated(f"the predicate holds after event {before.sequence}")
         self.steps += plan_of(ready.events[-1]) is not None
+
+    def _note(self, events: Sequence[AnyEvent], after: State) -> None:
+        """Note what has been folded: one event, or a steady turn."""
+        self.events += events
+        if after.sequence % ALL_LAWS_EVENTS < len(events):
+            check(after)
 
 
 def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:
