@@ -27,6 +27,19 @@ def test_nothing_given_is_all_defaults() -> None:
     assert parse(["serve"], {}) == ServeCommand(engine=EngineSettings(), server=ServerSettings())
 
 
+@pytest.mark.parametrize(("words", "count"), [
+    ("", 1), ("-dp 3", 3), ("-dp 3 -asc 1", 1), ("-dp 3 -asc 2", 2), ("-dp 1024", 256), ("-dp 3 --batch-dir b", 1), ("m n -dp 3", 1),
+    ("-dp 3 --enable-lora --lora-root r", 1), ("-dp 3 --api-key-file f", 1), ("-dp 3 --key-requests-per-minute 4", 1),
+])  # fmt: skip
+def test_there_are_as_many_api_servers_as_engines(words: str, count: int) -> None:
+    """But for what one of them alone can keep, and where another number is given."""
+    assert parse(["serve", *words.split()], {}).server.api_server_count == count
+
+
+def test_the_number_of_api_servers_may_come_from_the_environment() -> None:
+    assert parse(["serve", "-dp", "3"], {"VNEXT_API_SERVER_COUNT": "1"}).server.api_server_count == 1
+
+
 def test_every_option_reaches_its_field() -> None:
     command = parse(
         "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --quantization int8 --no-deterministic --seed 7 "

@@ -51,7 +51,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server(state: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("replicas")
-    with serving(log, *COMMON, "--data-parallel-size", "2", "--api-server-count", "2") as running:
+    with serving(log, *COMMON, "--data-parallel-size", "2") as running:
         assert eventually(lambda: len(processes(running, API)) == 2)
         yield running
         assert running.stop() == 0

@@ -258,7 +258,7 @@ def _dashed(word: str) -> str:
 def _form(option: Option) -> dict[str, Any]:
     """argparse's arguments for an option: it takes every value as text, for `checked` to read."""
     hint, default, words = option.hint, option.default, option.words
-    if default not in (None, "", ()) and hint is not bool:
+    if default not in (None, "", ()) and hint is not bool and "(default: " not in words:
         usual = " ".join(map(str, default)) if isinstance(default, tuple) else default
         words += f" (default: {usual if option.name not in SIZES else size_text(default)})"
     if hint is bool or bool in get_args(hint):

@@ -291,6 +291,8 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
     if server.api_server_count > 1:
         _check_several(server)
+    if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in KEPT_BY_ONE):
+        server = msgspec.structs.replace(server, api_server_count=min(engine.data_parallel_size, API_SERVERS_MAX))
     return ServeCommand(engine=engine, server=server)
 
 
@@ -313,9 +315,13 @@ def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
         )
 
 
+KEPT_BY_ONE = ("batch_dir", "lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "api_key_file")
+API_SERVERS_MAX = 256
+
+
 def _check_several(server: ServerSettings) -> None:
     """Raise SettingsError for what one API server alone can keep."""
-    for name in ("batch_dir", "lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "api_key_file"):
+    for name in KEPT_BY_ONE:
         if getattr(server, name):
             raise SettingsError(
                 f"{name} is kept by one process, and api_server_count is {server.api_server_count}: leave one of the two out."

@@ -113,7 +113,7 @@ ENGINE_HELP = {
 SERVER_HELP = {
     "host": "address to listen on; 0.0.0.0 for every interface",
     "port": "port to listen on; 0 lets the system choose",
-    "api_server_count": "number of API servers, which accept connections from one port",
+    "api_server_count": "number of API servers, which accept connections from one port (default: one for each engine, or 1)",
     "api_keys": f"key that clients must send as a bearer token, once for each; prefer {API_KEY_VARIABLE}, which `ps` does not show",
     "api_key_file": "YAML file of further keys, each with its own limits; see docs/operations.md",
     "key_requests_per_minute": "requests that each key may begin a minute; 0 for no limit",

@@ -225,7 +225,7 @@ def test_the_last_request_of_a_client_is_found_behind_those_of_others(seed: int,
     monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED_MIN", 40)
     monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED", 0)
     asked, rng, own = Asked(page_count=64), np.random.default_rng(seed), list[dict[tuple[int, bytes], int]]()
-    for number in range(120):
+    for _ in range(120):
         client, common = int(rng.integers(1, 4)), int(rng.integers(1, 9))
         id_ = asked.engine.arrive([*range(10, 10 + 4 * common), *rng.integers(60, 99, 6).tolist()], 1, client=client)
         entry, root = asked.engine.state.waiting[0], asked.engine.state.requests[id_].root

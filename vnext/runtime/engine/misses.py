@@ -14,7 +14,6 @@ from itertools import islice
 from operator import attrgetter
 
 import msgspec
-import numpy as np
 
 from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
 from vnext.state.block_hash import versioned_root
