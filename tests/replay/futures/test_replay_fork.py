@@ -143,7 +143,7 @@ def test_a_failing_future_of_a_ring_is_written_from_its_snapshot_on(tmp_path, ca
     first, out, file = first_state(open_log(ring)), tmp_path / "failing", tmp_path / "own.py"
     file.write_text("def gave_way(before, event, after):\n    return after.counters.preempted > before.counters.preempted\n")
     step = "-1" if at_first else str(first.planned + 3)
-    arguments = ["fork", str(ring), step, "--forks", "9", "--steps", "200", "--predicate", f"{file}:gave_way"]
+    arguments = ["fork", str(ring), step, "--forks", "60", "--steps", "200", "--predicate", f"{file}:gave_way"]
     assert main([*arguments, "-o", str(tmp_path / "one.vnextlog")]) == 2
     assert "cannot be one file: name a new folder" in capsys.readouterr().err
     assert main([*arguments, "-o", str(out), "--json"]) == 1
