@@ -183,6 +183,19 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "phimoe": Case(
+        "PhimoeForCausalLM",
+        "PhimoeConfig",
+        {
+            "num_local_experts": 5, "intermediate_size": 40, "router_jitter_noise": 0.2, "lm_head_bias": True, "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + 0.1 * index for index in range(8)],
+                "long_factor": [2.0 + index for index in range(8)], "short_mscale": 1.2, "long_mscale": 1.4,
+                "original_max_position_embeddings": 384,
+            },
+        },
+    ),
+    "phimoe_window": Case("PhimoeForCausalLM", "PhimoeConfig", {"num_local_experts": 4, "intermediate_size": 40, "sliding_window": 40}),
     "solar_open": Case("SolarOpenForCausalLM", "SolarOpenConfig", {**GROUPED, "head_dim": 24, "n_group": 1}),
     "dots1": Case("Dots1ForCausalLM", "Dots1Config", {**GROUPED, "sliding_window": 40, "max_window_layers": 2}),
     "hy_v3": Case(

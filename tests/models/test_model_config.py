@@ -204,6 +204,10 @@ def test_how_far_a_stretched_rope_reaches() -> None:
     for asked, longest, divisor in ((64, 64, 1.0), (65, 512, 9.0), (512, 512, 9.0)):
         found = parse_as("Phi3ForCausalLM", rope_scaling=longrope, original_max_position_embeddings=64, asked_length=asked)
         assert (found.position_count_max, found.rope.divisors) == (longest, (divisor,) * 4)
+    scales = {**longrope, "type": "longrope", "short_mscale": 1.25, "long_mscale": 1.5}
+    for asked, factor in ((64, 1.25), (65, 1.5)):
+        found = parse_as("PhiMoEForCausalLM", rope_scaling=scales, original_max_position_embeddings=64, asked_length=asked)
+        assert found.architecture == "PhimoeForCausalLM" and found.rope.attention_factor == factor
     dynamic = parse_as("LlamaForCausalLM", rope_scaling={"rope_type": "dynamic", "factor": 4.0})
     assert (dynamic.position_count_max, dynamic.rope) == (512, Rope(theta=10000.0))
 

@@ -18,16 +18,18 @@ class Router(NamedTuple):
     A token's marks are the softmax of its scores, or the sigmoid of each. The largest marks are chosen; a bias, where there is one,
     is added for the choice alone. With `groups`, which are equal runs of experts, only those of the `kept_groups` best count, by
     the sum of a group's `group_best` largest. An expert's share is its mark; the shares sum to one if `normalise`; `scale`
-    multiplies them.
+    multiplies them. The mixer (SparseMixer, arXiv 2409.12136) takes the largest score of those left, again and again; its share is
+    that of the softmax over those left that are at most `margin` below it, as a part of the larger of its and their own size.
     """
 
     per_token: int
     normalise: bool
-    marks: Literal["softmax", "sigmoid"] = "softmax"
+    marks: Literal["softmax", "sigmoid", "mixer"] = "softmax"
     scale: float = 1.0
     groups: int = 1
     kept_groups: int = 1
     group_best: int = 2
+    margin: float = 0.0
 
 
 GATELESS = ("relu2",)

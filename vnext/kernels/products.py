@@ -161,10 +161,25 @@ def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None
 
     Largest first; of equals the lower id. bias float32 [E] or None.
     """
+    if router.marks == "mixer":
+        return mixed(scores.float(), router)
     marks = marks_of(scores, router)
     ids = preferred(marks if bias is None else marks + bias, router).sort(dim=-1, descending=True, stable=True)[1]
     ids = ids[:, : router.per_token].contiguous()
     return shares_of(marks, ids, router), ids
+
+
+def mixed(scores: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `route`, by the mixer, of scores float32 [T, E]."""
+    left, found = scores, []
+    for _ in range(router.per_token):
+        best = left.sort(dim=-1, descending=True, stable=True)[1][:, :1]
+        peak = left.gather(1, best)
+        is_far = (peak - left) / scores.abs().maximum(peak) > router.margin
+        found.append((left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, best), best))
+        left = left.scatter(1, best, -torch.inf)
+    shares, ids = (torch.cat(parts, 1) for parts in zip(*found))
+    return shares, ids
 
 
 def marks_of(scores: torch.Tensor, router: Router) -> torch.Tensor:

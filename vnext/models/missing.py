@@ -21,8 +21,7 @@ NEEDS = MappingProxyType(
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint
-            Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash
-            Phimoe PhiMoE""",
+            Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash""",
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """

@@ -113,6 +113,7 @@ ROWS = MappingProxyType(
         "BailingMoeV2ForCausalLM": Row("experts.bailing", "bailing_moe_v2"),
         "Llama4ForCausalLM": Row("experts.llama4", "llama4_text", "Llama4TextModel"),
         "Llama4ForConditionalGeneration": Row("experts.llama4", "llama4"),
+        "PhimoeForCausalLM": Row("experts.phimoe", "phimoe", "PhimoeModel"),
         "HunYuanMoEV1ForCausalLM": Row("hunyuan", "hunyuan_v1_moe", "HunYuanMoEV1Model"),
         "FlexOlmoForCausalLM": Row("olmo2", "flex_olmo", "FlexOlmoModel"),
         "Qwen2MoeForCausalLM": Row("experts.qwen3_moe", "qwen2_moe", "Qwen2MoeModel"),
@@ -146,9 +147,14 @@ BODIES = MappingProxyType({row.body: architecture for architecture, row in ROWS.
 """Models saved without what makes them write -> the architecture that they belong to."""
 
 
+OTHER_NAMES = MappingProxyType({"PhiMoEForCausalLM": "PhimoeForCausalLM"})
+"""Of architectures, by their authors -> those of transformers."""
+
+
 def whole_name(name: str) -> str:
     """The architecture of the family that computes a model, which may be saved without what makes it write, or with a head that
-    scores."""
+    scores, or under its authors' name."""
+    name = OTHER_NAMES.get(name, name)
     base = name.removesuffix("ForSequenceClassification")
     bodies = (f"{base}ForCausalLM", f"{base}Model") if base != name else (BODIES.get(name, name),)
     return next((each for each in bodies if each in ROWS), name)

@@ -62,7 +62,7 @@ def describe_experts(
 
 
 def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """As products.route, of scores float32 [T, E], dense."""
+    """As products.route, of scores float32 [T, E], dense, and not by the mixer."""
     rows, count = scores.shape
     described = describe_router(router, count, bias)
     shares = scores.new_empty((rows, router.per_token))

@@ -153,6 +153,8 @@ def _are_packed(weights: Any, gate: str) -> bool:
 def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """As products.route."""
     contracts.check_route(scores, router, bias)
+    if router.marks == "mixer":
+        return products.route(scores, router)
     return chosen.route(scores.float().contiguous(), router, bias)
 
 

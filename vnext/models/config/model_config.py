@@ -73,8 +73,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that begins at
     a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives;
     with `gates_apart` all stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without
-    a key. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for
-    nothing.
+    a key. `head_bias`: the head has one. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets
+    and what it gives, None for nothing.
     """
 
     is_parallel: bool = False
@@ -91,6 +91,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_gated: bool = False
     gates_apart: bool = False
     has_sinks: bool = False
+    head_bias: bool = False
     norms_values: bool = False
     mlp_scales: tuple[float, float] | None = None
 

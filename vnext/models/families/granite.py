@@ -1,4 +1,4 @@
-"""Granite 3, 4, 4 H, SWA, HyperCLOVA X, Bamba: multipliers, experts, Mamba-2 in layers that do not attend.
+"""Granite 3, 4, 4 H, SWA, HyperCLOVA X, Bamba: multipliers, experts, Mamba-2 layers.
 
 Models of Granite 4 have the form of the hybrid ones, and an MLP that experts share. Bamba has Granite 4's Mamba-2, no multipliers,
 and heads that turn in half.

@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts, one for all tokens: norms over heads that have turned."""
+"""Hunyuan, dense or with experts and a shared one: norms over turned heads."""
 
 from __future__ import annotations
 

@@ -193,4 +193,4 @@ def widen(layer: Mlp | None, x: torch.Tensor, step: Step) -> torch.Tensor:
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
     """Hidden states [S, hidden] of `forward` -> float32 [S, vocab_size], whole on every rank."""
-    return output_logits(params.head, hidden, config, parallel)
+    return output_logits(params.head, hidden, config, parallel, params.head_bias)

@@ -71,7 +71,8 @@ class Params(NamedTuple):
     `frequencies` are float32 [R / 2], None where nothing turns, and `local_frequencies` those of layers with a window, None where
     they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
     where there is one; without it they run one by one, with the same bits. `inputs`: what tokens give to each layer, or None.
-    `embedding_norm` is of what the first layer gets. `streams`: of a model of several, or None.
+    `embedding_norm` is of what the first layer gets. `head_bias` float32 [V_local], None for none. `streams`: of a model of
+    several, or None.
     """
 
     embedding: Any
@@ -85,4 +86,5 @@ class Params(NamedTuple):
     stack: Any = None
     inputs: InputTable | None = None
     embedding_norm: Norm | None = None
+    head_bias: Array | None = None
     streams: Streams | None = None

@@ -41,6 +41,8 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
         return None
     if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
         return None
+    if config.experts is not None and config.experts.router.marks == "mixer":
+        return None
     if any(layer.attention is None or layer.mlp is None for layer in layers):
         return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):

@@ -400,13 +400,17 @@ def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.
     return rows if parallel.world_size == 1 else parallel.all_reduce(rows)
 
 
-def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
-    """Hidden states [S, hidden] by the packed head [V_local, hidden] -> float32 [S, vocab_size], whole on every rank.
+def output_logits(
+    head: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel, bias: Array | None = None
+) -> torch.Tensor:
+    """Hidden states [S, hidden] by the packed head [V_local, hidden], plus bias float32 [V_local] if any -> float32
+    [S, vocab_size], whole on every rank.
 
     No operation that can be left out: between two steps' weights even a slice's code has left the caches.
     """
     chosen = operations(hidden.device.type)
-    whole = parallel.all_gather(chosen.logits(hidden, head), 1)
+    own = chosen.logits(hidden, head)
+    whole = parallel.all_gather(own if bias is None else own + bias, 1)
     if whole.shape[1] != config.vocab_size:
         whole = whole[:, : config.vocab_size]
     if config.form.logits_scale != 1.0:

@@ -233,7 +233,7 @@ def _has_plain_ends(params: Any, config: ModelConfig, rank_count: int) -> bool:
     embedding, head, kind, inputs = params.embedding, params.head, params.stack.kind, params.inputs
     if inputs is not None and not (_is_table(inputs.table, kind) and isinstance(inputs.projection, Packed)):
         return False
-    if params.embedding_norm is not None:
+    if params.embedding_norm is not None or params.head_bias is not None:
         return False
     if not isinstance(head, Packed) or head.linear.gate or head.shape[0] != -(-config.vocab_size // rank_count):
         return False

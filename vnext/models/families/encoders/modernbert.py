@@ -1,4 +1,4 @@
-"""ModernBERT: two ropes, two layers of three that see 64 tokens around, gated MLPs."""
+"""ModernBERT: two ropes, layers that see 64 tokens around, gated MLPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nomic BERT: BERT with a rope in place of positions, gated MLPs and no biases."""
+"""Nomic BERT: BERT with a rope, gated MLPs and no biases."""
 
 from __future__ import annotations
 
