@@ -198,7 +198,7 @@ PARAMETERS = {
     "add_tiled": 9, "experts_by": 9,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
-ANYS_MAX = 987
+ANYS_MAX = 967
 EVENT_FILES_MAX = 20
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {

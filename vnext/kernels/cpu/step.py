@@ -31,7 +31,7 @@ class StepRanks(NamedTuple):
 
     rank: int
     world_size: int
-    sum: Callable[[int, int], None]
+    sum: Callable[[int, int, int], None]
     join: Callable[[int, int, int, int], None]
 
 

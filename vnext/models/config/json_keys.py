@@ -14,6 +14,8 @@ from vnext.models.errors import ModelError
 
 Json = dict[str, Any]
 """An object, whose members are looked at one by one."""
+Defaults = MappingProxyType[str, Any]
+"""What an object means that does not say it."""
 COUNT_MAX = 2**31 - 1
 COUNTS_MAX = MappingProxyType(
     {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.json_keys import Defaults, Json, positive
 from vnext.models.config.layer_kinds import Encoder
 from vnext.models.config.model_config import ModelConfig, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-DEFAULTS = MappingProxyType(
+DEFAULTS: Defaults = MappingProxyType(
     {
         **GEMMA2_DEFAULTS,
         "vocab_size": 262208,

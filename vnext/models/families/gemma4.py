@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.json_keys import Defaults, Json, flag, positive, refuse
 from vnext.models.config.layer_kinds import Heads, LayerInputs
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, layer_windows, text_part, without_windows
 from vnext.models.config.rope_config import two_ropes
@@ -26,7 +26,7 @@ from vnext.models.layers.sharding import EXPERT_AXES, AnyAxis, Axis, Layout, Lay
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-DEFAULTS = MappingProxyType(
+DEFAULTS: Defaults = MappingProxyType(
     {
         "vocab_size": 262144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
         "max_position_embeddings": 131072, "tie_word_embeddings": True, "query_pre_attn_scalar": 1, "eos_token_id": 1,

@@ -6,6 +6,7 @@ and heads that turn in half.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
@@ -36,7 +37,7 @@ OWN_AXES = MappingProxyType(
         "shared_mlp.output_linear": matrix(Axis.HIDDEN, Axis.MLP),
     }
 )
-SWA_DEFAULTS = MappingProxyType(
+SWA_DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
         "GraniteSWAForCausalLM": {
             "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -61,7 +62,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     if raw["architectures"][0] == BAMBA:
         return bamba_config(raw, generation)
-    architecture, still, recurrent = raw["architectures"][0], (), None
+    architecture, recurrent = raw["architectures"][0], None
+    still: tuple[int, ...] = ()
     raw = SWA_DEFAULTS.get(architecture, {}) | raw
     experts = None if architecture in (DENSE, CLOVA, "GraniteSWAForCausalLM") else own_experts(raw)
     if shared := raw.get("shared_intermediate_size", 1024 if architecture == HYBRID else 0):

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Defaults, Json, number, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, rms_norm, sparse_mlp
@@ -25,13 +25,15 @@ WEIGHT_AXES = MappingProxyType(
         "wg": matrix(Axis.EXPERTS, Axis.HIDDEN),
     }
 )
+DEFAULTS: Defaults = MappingProxyType({"rms_norm_eps": 1e-5})
+EXPERT_DEFAULTS: Defaults = MappingProxyType({"num_experts": 1, "moe_topk": 1})
 SPARSE = "HunYuanMoEV1ForCausalLM"
 NAMES = ExpertNames(router="gate.wg", shared="shared_mlp")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {"rms_norm_eps": 1e-5} | raw
+    raw = DEFAULTS | raw
     refuse(raw, "use_qk_norm", unless=(True,))
     refuse(raw, "use_cla", unless=(False,))
     experts = own_experts(raw) if raw["architectures"][0] == SPARSE else None
@@ -40,7 +42,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 def own_experts(raw: Json) -> Experts:
     """The experts; older files say by layer what is one for all. Raises ModelError."""
-    wide, experts = positive(raw, "intermediate_size"), {"num_experts": 1, "moe_topk": 1} | raw
+    wide, experts = positive(raw, "intermediate_size"), EXPERT_DEFAULTS | raw
     for key in ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"):
         if isinstance(values := experts.get(key), list):
             experts[key] = values[0] if values else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, flag, refuse
@@ -14,7 +15,7 @@ __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 HELIUM = "HeliumForCausalLM"
 """Its norms multiply in float32."""
-DEFAULTS = MappingProxyType(
+DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
         "SeedOssForCausalLM": {
             "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "attention_bias": True,

@@ -104,7 +104,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
 
 def token_ids(source: Source, config: ModelConfig, count: int) -> torch.Tensor:
     """The target's numbers of the head's tokens: the file has the differences. Raises ModelError."""
-    found = source.integers("d2t", count)
+    found: torch.Tensor = source.integers("d2t", count)
     found = found + torch.arange(count, device=found.device)
     if bool((found < 0).any()) or bool((found >= config.vocab_size).any()) or len(found.unique()) < count:
         raise ModelError("the tensor 'd2t' of the head names tokens twice, or beyond the vocabulary; download the head again")

@@ -27,7 +27,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     turned = turned_layers(raw)
-    windows = ()
+    windows: tuple[int, ...] = ()
     if flag(raw, "use_sliding_window") and raw.get("sliding_window") is not None:
         windows = layer_windows(raw, ["full_attention" if turns else "sliding_attention" for turns in turned])
     still = tuple(index for index, turns in enumerate(turned) if not turns)

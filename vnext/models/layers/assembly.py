@@ -175,6 +175,7 @@ def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertName
 
     The router stays exact: it is small, and a score that is rounded sends a token elsewhere.
     """
+    assert config.experts is not None
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
     first, joined = (f"{experts[0]}{part}.weight" for part in (names.gate_up[0], JOINED))
     parts = names.gate_up if first in source or joined not in source else (JOINED,)

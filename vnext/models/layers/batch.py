@@ -54,7 +54,7 @@ class InputPart(NamedTuple):
     """`count` tokens of a step, from place `at` in T on, stand for the vectors from `first` on of the input with this `digest`."""
 
     at: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     digest: bytes
     first: int
 

@@ -18,7 +18,9 @@ class SideBySide(NamedTuple):
     recurring: Recurring
 
 
-Mixing = Attention | ReadingAttention | LatentAttention | Recurring | SideBySide
+Alone = Attention | ReadingAttention | LatentAttention | Recurring
+"""What mixes the tokens of a row with nothing beside it."""
+Mixing = Alone | SideBySide
 """What mixes the tokens of a row."""
 
 

@@ -70,7 +70,8 @@ def embedded(params: EncoderParams, batch: ForwardBatch, config: ModelConfig, pa
         hidden = hidden + (params.types[:1] if config.encoder.separator is None else params.types[types_of(batch, config.encoder)])
     if params.positions is None:
         return hidden
-    return hidden + params.positions.index_select(0, batch.positions + config.encoder.first_position)
+    placed: torch.Tensor = hidden + params.positions.index_select(0, batch.positions + config.encoder.first_position)
+    return placed
 
 
 def types_of(batch: ForwardBatch, encoder: Encoder) -> torch.Tensor:
@@ -79,4 +80,5 @@ def types_of(batch: ForwardBatch, encoder: Encoder) -> torch.Tensor:
     ends = (batch.token_ids == encoder.separator).long()
     before = ends.cumsum(0) - ends
     first = before.new_tensor(np.repeat(starts[:-1], np.diff(starts)))
-    return (before - before.index_select(0, first)).clamp(max=1)
+    found: torch.Tensor = (before - before.index_select(0, first)).clamp(max=1)
+    return found

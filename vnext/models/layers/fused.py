@@ -22,7 +22,7 @@ from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder_params import LayerParams, Mixing
+from vnext.models.layers.decoder_params import Alone, LayerParams, SideBySide
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, ReadingAttention, SparseMlp, Step
@@ -124,12 +124,12 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     if experts is not None and not _are_common(experts, activation):
         return False
     wide = _wide_of(layer)
-    mixing = (first_of(layer.attention), layer.attention.output)
+    mixing = _products_of_mixing(layer)
     if layer.added is not None and layer.added.narrow is not None:
         narrow = layer.added.narrow
         if not _is_plain(narrow.gate) or not _is_plain(narrow.projection):
             return False
-    beside = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
+    beside: tuple[Linear, ...] = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
     beside += (layer.attention.query,) if isinstance(layer.attention, LatentAttention) and layer.attention.query else ()
     if not all(isinstance(each.weight, Packed) for each in (*mixing, *beside, *wide)):
         return False
@@ -145,7 +145,18 @@ def _is_plain(layer: Linear) -> bool:
     return isinstance(layer.weight, Packed) and not layer.weight.linear.gate and layer.bias is None
 
 
-def first_of(attention: Mixing) -> Linear:
+def _mixing_of(layer: LayerParams) -> Alone:
+    """What mixes the tokens of a layer that the kernels may take."""
+    assert layer.attention is not None and not isinstance(layer.attention, SideBySide)
+    return layer.attention
+
+
+def _products_of_mixing(layer: LayerParams) -> tuple[Linear, Linear]:
+    attention = _mixing_of(layer)
+    return first_of(attention), attention.output
+
+
+def first_of(attention: Alone) -> Linear:
     """The product with a layer's input."""
     if isinstance(attention, ReadingAttention):
         return attention.query
@@ -192,7 +203,7 @@ def parts_of(norm: Norm | None) -> tuple[Array | None, Array | None]:
 
 
 def _products_of(layer: LayerParams) -> tuple[Any, ...]:
-    return tuple(each.weight for each in (first_of(layer.attention), layer.attention.output, *_wide_of(layer)))
+    return tuple(each.weight for each in (*_products_of_mixing(layer), *_wide_of(layer)))
 
 
 def _turns(layer: int, window: int, config: ModelConfig) -> int:
@@ -203,19 +214,19 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
-    attention, form, attends = layer.attention, config.form, isinstance(layer.attention, Attention)
-    given, reads = first_of(attention), isinstance(attention, ReadingAttention)
+    attention, form, (given, output) = _mixing_of(layer), config.form, _products_of_mixing(layer)
+    own, reads = attention if isinstance(attention, Attention) else None, isinstance(attention, ReadingAttention)
     attention_norm = parts_of(layer.attention_norm)
     mlp_norm = attention_norm if form.is_parallel and layer.mlp_norm is None else parts_of(layer.mlp_norm)
     return StackLayer(
         qkv=given.weight.linear,
-        output=attention.output.weight.linear,
+        output=output.weight.linear,
         qkv_bias=given.bias,
-        output_bias=attention.output.bias,
+        output_bias=output.bias,
         attention_norm=attention_norm[0],
         mlp_norm=mlp_norm[0],
-        query_norm=attention.q_norm if attends or reads else None,
-        key_norm=attention.k_norm if attends else None,
+        query_norm=attention.q_norm if isinstance(attention, (Attention, ReadingAttention)) else None,
+        key_norm=own.k_norm if own else None,
         after_attention_norm=layer.after_attention_norm,
         after_mlp_norm=layer.after_mlp_norm,
         window=window,
@@ -223,7 +234,7 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         turns_neighbours=form.turns_neighbours,
         group=group,
         residual_scale=form.residual_scale,
-        is_gated=attends and (kernel.GATES_APART if form.gates_apart else int(form.is_gated)),
+        is_gated=own is not None and (kernel.GATES_APART if form.gates_apart else int(form.is_gated)),
         recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
         latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
         attention_norm_bias=attention_norm[1],
@@ -231,18 +242,18 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         is_parallel=form.is_parallel,
         is_by_head=form.is_by_head,
         norms_turned=form.head_norms == "turned",
-        sinks=attention.sinks if attends else None,
+        sinks=own.sinks if own else None,
         head_norm_kind=_head_norm_kind(attention),
         head_dim=(config if window else without_windows(config)).head_dim,
         reads=reads,
-        value_norm=attention.v_norm if attends else None,
+        value_norm=own.v_norm if own else None,
         norms_joined=config.head_count * config.head_dim if form.head_norms == "all" else 0,
         **_widening(layer, config),
         **_beside_and_added(layer, at),
     )
 
 
-def _head_norm_kind(attention: Mixing) -> Kind:
+def _head_norm_kind(attention: Alone) -> Kind:
     """That of the norms of its queries and keys."""
     if not isinstance(attention, (Attention, ReadingAttention)):
         return Kind.FLOAT32

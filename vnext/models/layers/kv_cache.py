@@ -102,13 +102,14 @@ def _part(whole: KvGroups, layers: range) -> KvGroups:
 
 
 def _grouped(layer_windows: tuple[int, ...], sizes: tuple[int, ...] = ()) -> KvGroups:
-    kinds = {window: [] for window in layer_windows}
+    kinds: dict[int, list[int]] = {window: [] for window in layer_windows}
     for layer, window in enumerate(layer_windows):
         kinds[window].append(layer)
     size_of = dict(zip(layer_windows, sizes or (1,) * len(layer_windows)))
     counts = [len(layers) * size_of[window] for window, layers in kinds.items()]
     page = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
-    windows, group_of, place_of = [], [0] * len(layer_windows), [0] * len(layer_windows)
+    windows: list[int] = []
+    group_of, place_of = [0] * len(layer_windows), [0] * len(layer_windows)
     for window, layers in kinds.items():
         size = max(1, page // size_of[window])
         for first in range(0, len(layers), size):
@@ -217,10 +218,10 @@ def row_width(config: ModelConfig, dtype: Any) -> int:
 
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel) -> int:
     """Bytes of one page on one rank, over all layers of a group, keys and values; of the largest group where they differ."""
-    groups = kv_groups(config)
+    groups, item_bytes = kv_groups(config), int(dtype.itemsize)
     if config.whole_heads is not None:
         shapes = zip(groups.place_of, _shapes(config, dtype, parallel))
         widest = max((place + 1) * kv_heads * width for place, (kv_heads, width) in shapes)
-        return 2 * widest * block_size * dtype.itemsize
+        return 2 * widest * block_size * item_bytes
     rows = row_count(config) * local_kv_heads(config, parallel.world_size) * block_size
-    return rows * row_width(config, dtype) * dtype.itemsize * groups.page_layers
+    return rows * row_width(config, dtype) * item_bytes * groups.page_layers

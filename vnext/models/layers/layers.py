@@ -197,7 +197,9 @@ def _by_turning(steps: list[Step], config: ModelConfig) -> tuple[list[Step], lis
 
 def _keeping(steps: list[Step], batch: ForwardBatch) -> list[Step]:
     """The steps of layers, of which some keep their inputs, or the last one its output."""
-    for place, layer in enumerate(batch.aux.layers if batch.aux else ()):
+    if batch.aux is None:
+        return steps
+    for place, layer in enumerate(batch.aux.layers):
         at, name = (layer, "aux") if layer < len(steps) else (-1, "output")
         steps[at] = steps[at]._replace(**{name: batch.aux.states[:, place]})
     return steps
@@ -212,6 +214,7 @@ def _mutual(step: Step, kv: KvCache, batch: ForwardBatch) -> Step:
 def _both_sides(kv: KvCache, batch: ForwardBatch, plain: Step, local: Step) -> tuple[Step, ...]:
     """The steps of layers that see to both sides, `local` where they do not see far."""
     chosen, config, (_, kv_heads, block_size, _) = plain.operations, plain.config, kv[0][0].shape
+    assert config.encoder is not None
     whole = by_token(batch)
     (metadata,) = describe_attention(kv, whole, chosen, (0,))
     steps = {0: plain._replace(metadata=metadata)}
@@ -338,19 +341,21 @@ def largest(gates: torch.Tensor, cutoff: float, step: Step) -> torch.Tensor:
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tensor | None = None) -> torch.Tensor:
     """Each token of x [T, hidden] through the experts that the router gives it, by `routed` [T, hidden] where that is not x. Every
     rank holds a part of each expert, or some whole ones: the sums over ranks, in float32, are the same."""
-    chosen = step.operations
+    chosen, experts = step.operations, step.config.experts
+    assert experts is not None
     scores = chosen.logits(x if routed is None else routed, layer.router)
     if layer.score_bias is not None:
         scores = scores + layer.score_bias
-    shares, ids = chosen.route(scores, step.config.experts.router, layer.bias)
+    shares, ids = chosen.route(scores, experts.router, layer.bias)
     if layer.share_scales is not None:
         shares = shares * layer.share_scales[ids]
-    parallel, packs = step.parallel, (layer.gate_up, layer.down)
+    parallel = step.parallel
+    packs: tuple[Any, ...] = (layer.gate_up, layer.down)
     seen = x if layer.narrow is None else chosen.linear(x, *layer.narrow[0])
-    if step.config.experts.scales_inputs:
+    if experts.scales_inputs:
         seen, shares = (seen * shares).to(seen.dtype), shares * 0 + 1
     if parallel.by_expert:
-        first = own_experts(step.config.experts.count, parallel).start
+        first = own_experts(experts.count, parallel).start
         ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)
     given, adds_once = (seen, shares, ids, *packs, step.config.activation), isinstance(layer.down, BiasedExperts)
     if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or adds_once):  # a bias is added once

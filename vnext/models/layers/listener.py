@@ -18,7 +18,6 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.config.tower_config import SoundTower
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, HostBatch, host_batch
-from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import (
     Attention,
@@ -28,6 +27,7 @@ from vnext.models.layers.layers import (
     PlainMlp,
     Step,
     attention,
+    embed,
     layer_steps,
     mlp,
     norm_of,
@@ -115,7 +115,7 @@ def forward(
     tokens). `batch.states` are those of sounds among embeddings of texts."""
     assert config.sound is not None
     parts = parts_of(batch, config.sound, kv[0][0].shape[2])
-    states = embedded(params, batch, parallel) if batch.states is None else batch.states
+    states = embed(params.embedding, batch.token_ids, parallel) if batch.states is None else batch.states
     at = batch.positions.new_tensor(parts.frames), batch.positions.new_tensor(parts.texts)
     frames, hidden = states[at[0]], states[at[1]] + params.places[parts.own.positions]
     step, listens = (_step(kv, each, config, parallel) for each in (parts.own, parts.heard))

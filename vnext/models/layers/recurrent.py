@@ -77,7 +77,7 @@ def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
     recurrent = config.recurrent
     assert recurrent is not None
     channels = (2 * recurrent.keys + recurrent.values) // world_size
-    parts = (StatePart((recurrent.width - 1, channels), is_wide=False),)
+    parts: tuple[StatePart, ...] = (StatePart((recurrent.width - 1, channels), is_wide=False),)
     if recurrent.key_dim:
         heads = recurrent.value_heads // world_size
         parts += (StatePart((heads, recurrent.key_dim, recurrent.value_dim), is_wide=True),)

@@ -46,13 +46,14 @@ def stretch_slow(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     low, high = np.float32(rope.low_frequency_factor), np.float32(rope.high_frequency_factor)
     with np.errstate(divide="ignore"):  # Llama 4 has one number for both
         kept = ((turns - low) / (high - low)).clip(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / np.float32(rope.factor)
+    found: np.ndarray = kept * frequencies + (1 - kept) * frequencies / np.float32(rope.factor)
+    return found
 
 
 def stretch_by_turns(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     """YaRN: as Llama 3, but the blend is linear in the pair's index, between the pairs that turn beta_fast and beta_slow
     times in the original context (arXiv 2309.00071, section 3.2)."""
-    pairs = frequencies.shape[0]
+    pairs = len(frequencies)
 
     def pair_that_turns(count: float) -> float:
         return pairs * math.log(rope.original_position_count / (count * 2 * math.pi)) / math.log(rope.theta)
@@ -63,7 +64,8 @@ def stretch_by_turns(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     width = high - low if high != low else 0.001
     stretched = ((np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(width)).clip(0, 1)
-    return frequencies / np.float32(rope.factor) * stretched + frequencies * (1 - stretched)
+    found: np.ndarray = frequencies / np.float32(rope.factor) * stretched + frequencies * (1 - stretched)
+    return found
 
 
 def rotary_angles(positions: Array, frequencies: Array, rope: Rope) -> tuple[Array, Array]:

@@ -71,6 +71,7 @@ def run_layer(layer: LayerParams, cache: LayerCache, streams: torch.Tensor, step
     """One layer on its streams [T, N, hidden]."""
     own, added = layer.streams, layer.added
     assert own is not None and added is not None and added.narrow is not None
+    assert layer.attention is not None and layer.mlp is not None
     predicted = predict(own, streams, step)
     read = predicted[:, 0]
     normed = norm_of(read, layer.attention_norm, step)

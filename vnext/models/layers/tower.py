@@ -82,7 +82,8 @@ def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelC
     if tower.form == "grid":
         order, windows = patch_order(rows, columns, tower.shuffle, tower.window)
     if tower.theta:
-        step = step._replace(**turned(rows, columns, config.head_dim, tower.theta, order))
+        cosine, sine = turned(rows, columns, config.head_dim, tower.theta, order)
+        step = step._replace(cosine=cosine, sine=sine)
     cut = pixels.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
     cut = cut.reshape(-1, 3, 1, patch**2).expand(-1, -1, tower.frames, -1).reshape(-1, tower.patch_size)
     if order is not None:
@@ -155,14 +156,16 @@ def whole(parts: Parts) -> Any:
             return end.value
 
 
-def turned(rows: int, columns: int, head_dim: int, theta: float, order: np.ndarray | None = None) -> dict[str, torch.Tensor]:
-    """The rope over rows and columns, as a step has it: pairs of a head turn by row and by column, every other frequency each; of
+def turned(
+    rows: int, columns: int, head_dim: int, theta: float, order: np.ndarray | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine over rows and columns, as a step has them: pairs of a head turn by row and by column, every other frequency each; of
     patches in an `order` of their own both by the first ones."""
     frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
     down = np.repeat(np.arange(rows, dtype=np.float32), columns)[:, None] * frequencies[0::2]
     across = np.tile(np.arange(columns, dtype=np.float32), rows)[:, None] * frequencies[order is None :: 2]
     angles = np.concatenate((down, across), axis=1).astype(np.float64)[ALL if order is None else order]
-    return {"cosine": as_tensor(np.cos(angles).astype(np.float32)), "sine": as_tensor(np.sin(angles).astype(np.float32))}
+    return as_tensor(np.cos(angles).astype(np.float32)), as_tensor(np.sin(angles).astype(np.float32))
 
 
 def squares(passing: Passing, by: int) -> torch.Tensor:
@@ -197,7 +200,8 @@ def place_numbers(grid: int) -> np.ndarray:
     bounds = (1 / grid + np.arange(grid - 1) * (1 / grid)).astype(np.float32)
     along = np.minimum(np.arange(grid, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
     found = np.searchsorted(bounds, along, side="right")
-    return (found[:, None] * grid + found[None, :]).reshape(-1).astype(np.int64)
+    numbers: np.ndarray = (found[:, None] * grid + found[None, :]).reshape(-1).astype(np.int64)
+    return numbers
 
 
 def page_count(patches: int) -> int:
@@ -210,8 +214,8 @@ def step_of_all(kv: KvCache, patches: int, config: ModelConfig, span: slice = AL
     at = np.arange(patches, dtype=np.int64)[span]
     starts, contexts = np.arange(len(at) + 1, dtype=np.int32), np.full(len(at), patches, dtype=np.int32)
     table = np.tile(np.arange(page_count(patches), dtype=np.int32), (len(at), 1))
-    arrays = (at, at, at, starts, contexts, table, at[:0])
-    batch = ForwardBatch(*map(as_tensor, arrays), host=HostBatch(starts, contexts))
+    places, (begins, lengths, blocks) = as_tensor(at), map(as_tensor, (starts, contexts, table))
+    batch = ForwardBatch(places, places, places, begins, lengths, blocks, places[:0], HostBatch(starts, contexts))
     step = layer_steps(kv, batch, config, alone(), None)[0]
     if windows is None:
         return step

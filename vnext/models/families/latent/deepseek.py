@@ -5,6 +5,7 @@ DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and cho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,7 @@ STRETCHED = MappingProxyType(
     }
 )  # fmt: skip
 """How Mistral 4 turns where its configuration does not say it."""
-DEFAULTS = MappingProxyType(
+DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
         SECOND: {
             **SIZES, "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1407,
@@ -182,6 +183,7 @@ def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelC
     joined[:, config.hidden_size :] = chosen.rms_norm(batch.states, params.state_norm, eps)
     hidden = chosen.linear(joined, params.project, None)
     angles = rotary_angles(rows.positions, params.frequencies, config.rope)
+    assert isinstance(layer.attention, LatentAttention) and layer.mlp is not None and config.query_scale is not None
     step = Step(chosen, config, alone(), rows.slots, None, *angles, config.query_scale, 0)
     query = written(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
     residual = hidden.index_select(0, rows.sample_at)

@@ -103,7 +103,7 @@ def scaled(grid: torch.Tensor, size: int, axis: int) -> torch.Tensor:
     length = grid.shape[axis]
     at = np.maximum((np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(length / size) - np.float32(0.5), 0)
     low = at.astype(np.int64)
-    far = as_tensor((at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1)))
+    far: torch.Tensor = as_tensor((at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1)))
     high = np.minimum(low + 1, length - 1)
     below, above = (grid.index_select(axis, as_tensor(each)).float() for each in (low, high))
     return below * (1 - far) + above * far
