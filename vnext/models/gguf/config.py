@@ -45,14 +45,15 @@ PARTIAL = frozenset(
 def config_of(header: Header, stretches: Mapping[str, Stretches] = MappingProxyType({})) -> dict[str, object]:
     """config.json of a file. `stretches`: the numbers of its tensors of a number a turning pair, by name. Raises ModelError."""
     members = Members(header, stretches)
-    if members.architecture not in ARCHITECTURES:
+    own = ARCHITECTURES.get(members.architecture) if isinstance(members.architecture, str) else None
+    if own is None:
         raise ModelError(
             f"the file's architecture {members.architecture!r:.120} is not read; read are {', '.join(ARCHITECTURES)}: take "
             "the model's safetensors checkpoint"
         )
     if EMBEDDING not in members.tensors or len(members.tensors[EMBEDDING].shape) != 2:
         raise ModelError(f"the file has no {EMBEDDING}, which a model begins with; download it again")
-    return _common(members) | ARCHITECTURES[members.architecture](members)
+    return _common(members) | own(members)
 
 
 def _common(members: Members) -> dict[str, object]:

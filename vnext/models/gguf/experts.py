@@ -42,7 +42,7 @@ def _deepseek2(members: Members) -> dict[str, object]:
     """DeepSeek 2 and 3 and what is built as they are, by how experts are marked: 2 stands for sigmoids."""
     turning, query_rank = members.number("rope.dimension_count"), members.number("attention.q_lora_rank", 0)
     keys, values = (f"attention.{each}_length" for each in ("key", "value"))
-    sizes = {
+    sizes: dict[str, object] = {
         "kv_lora_rank": members.number("attention.kv_lora_rank"),
         "q_lora_rank": query_rank or None,
         "qk_rope_head_dim": turning,

@@ -55,7 +55,7 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     header = read_header(files[0])
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
-    generation = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
+    generation: dict[str, object] = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
     return {
         "config.json": config_of(header, _stretches(files[0], header)) | generation,
         "generation_config.json": generation,

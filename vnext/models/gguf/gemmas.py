@@ -72,7 +72,7 @@ def _experts(members: Members) -> dict[str, object]:
 
 
 def _two_ropes(members: Members) -> dict[str, dict[str, object]]:
-    local = {"rope_type": "default", "rope_theta": members.number("rope.freq_base_swa", 10000.0)}
+    local: dict[str, object] = {"rope_type": "default", "rope_theta": members.number("rope.freq_base_swa", 10000.0)}
     return {WHOLE: rope_of(members), SLIDING: local}
 
 
@@ -83,7 +83,7 @@ def _kinds(members: Members) -> list[str]:
 def _layered(members: Members) -> dict[str, object]:
     """What tokens give to each layer, whose caches layers read, and which have a window."""
     size = members.number("embedding_length_per_layer_input", 0)
-    known = {"vocab_size_per_layer_input": members.shape(BY_LAYER)[0]} if size else {}
+    known: dict[str, object] = {"vocab_size_per_layer_input": members.shape(BY_LAYER)[0]} if size else {}
     return {
         "layer_types": _kinds(members),
         "sliding_window": members.number("attention.sliding_window"),

@@ -23,7 +23,7 @@ def _kinds(members: Members, tensor: str, kind: str) -> list[str]:
 def _lfm2(members: Members) -> dict[str, object]:
     kinds = _kinds(members, SHORT, "conv")
     first = kinds.index("conv") if "conv" in kinds else 0
-    found = {
+    found: dict[str, object] = {
         "architectures": ["Lfm2ForCausalLM"],
         "layer_types": kinds,
         "conv_L_cache": members.number("shortconv.l_cache"),
@@ -89,7 +89,7 @@ def _granite_hybrid(members: Members) -> dict[str, object]:
         attending = [layer for layer, kind in enumerate(kinds) if kind == ATTENDING]
         shares = {"attn_layer_indices": attending, "partial_rotary_factor": turning_share(members)}
         return {"architectures": ["BambaForCausalLM"]} | shares | mamba
-    experts = {"num_local_experts": members.number("expert_count", 0)}
+    experts: dict[str, object] = {"num_local_experts": members.number("expert_count", 0)}
     if experts["num_local_experts"]:
         experts |= per_token(members)
     shared = members.number("expert_shared_feed_forward_length", members.number("feed_forward_length"))

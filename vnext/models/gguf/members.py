@@ -88,7 +88,7 @@ class Members:
 
 
 def rope_of(members: Members) -> dict[str, object]:
-    rope = {"rope_type": "default", "rope_theta": members.number("rope.freq_base", 10000.0)}
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": members.number("rope.freq_base", 10000.0)}
     kind = members.text("rope.scaling.type")
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": members.number("rope.scaling.factor")}
@@ -121,7 +121,7 @@ def _llama3(stretches: Stretches, theta: float) -> dict[str, object]:
         return 1 / ((1 - share) / factor + share)
 
     def share(place: int) -> float:
-        turns = original * theta ** (-place / len(stretches)) / math.tau
+        turns: float = original * theta ** (-place / len(stretches)) / math.tau
         return min(max((turns - low) / (high - low), 0), 1)
 
     is_usual = factor >= 1 and theta >= 1

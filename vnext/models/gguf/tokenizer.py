@@ -9,7 +9,7 @@ Gemma's in two fifths of the time so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ KEYS = {"unk": "unknown", "pad": "padding"}
 class Vocabulary:
     """What the metadata say of tokens. Raises ModelError where they do not fit together."""
 
-    def __init__(self, metadata: dict[str, object]) -> None:
+    def __init__(self, metadata: Mapping[str, object]) -> None:
         self._metadata = metadata
         self.tokens: list[str] = self._get("tokens", [])
         self.types: Sequence[int] = self._get("token_type", (NORMAL,) * len(self.tokens))

@@ -23,7 +23,7 @@ from vnext.models.config.adapter_header import COPIES, AdaptedModule, check_adap
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
-from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, Target, axis_part, axis_size, layout_of, weight_axes
+from vnext.models.layers.sharding import AnyAxis, LayoutTable, Parallel, Target, axis_part, axis_size, layout_of, weight_axes
 from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint
 from vnext.models.loading.sources.safetensors import stored_tensors
 
@@ -57,7 +57,8 @@ class Base(NamedTuple):
 
 def huge_tensor(size_bytes: int) -> torch.Tensor:
     """uint8 zeros in huge pages, if there are some."""
-    return as_tensor(huge(size_bytes))
+    found: torch.Tensor = as_tensor(huge(size_bytes))
+    return found
 
 
 def load_adapter(
@@ -72,7 +73,7 @@ def load_adapter(
         names = ", ".join(settings.unread)
         log.warning("Of the adapter in %s some is not read, though elsewhere answers may depend on it: %s.", folder, names)
     modules, copies = check_adapter_header(folder, settings, base.linear_layers)
-    files = Checkpoint(folder, stored_tensors(file), 0)
+    files = Checkpoint(folder, {**stored_tensors(file)}, 0)
     if copies:
         require_copies(files, copies, base.path)
     pairs = {f"{layer}.weight": _pair(files, f"{layer}.weight", module, settings, base) for layer, module in modules.items()}
@@ -120,13 +121,13 @@ def _pair(files: Checkpoint, name: str, module: AdaptedModule, settings: Adapter
 
 def _finite(files: Checkpoint, name: str) -> torch.Tensor:
     """A tensor of the adapter, whole. Raises ModelError for numbers that are not finite."""
-    whole = as_tensor(files.part(name, files.shape(name) or (), ()))
+    whole: torch.Tensor = as_tensor(files.part(name, files.shape(name) or (), ()))
     if not all(map(isfinite, whole.aminmax())):
         raise ModelError(f"{name!r} of the adapter in {files.path} holds numbers that are not finite")
     return whole
 
 
-def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
+def _cut(rows: torch.Tensor, axes: Sequence[AnyAxis], base: Base) -> torch.Tensor:
     """This rank's rows, those of one axis below those of another; padding is zeros."""
     if base.parallel.world_size == 1:
         return rows

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vnext.kernels.format import GGUF_BLOCKS, Format, Settings, stored_formats
+from vnext.kernels.format import GGUF_BLOCKS, Cut, Format, Settings, stored_formats
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_config, read_header, weight_files
 from vnext.models.config.pooling import tail_files
 from vnext.models.config.quantised import settings_in
@@ -79,7 +79,7 @@ class Checkpoint:
         self._tensors = tensors
         self._stored_formats, self._formats = stored_formats(), dict[str, Format | None]()
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def rooted(self) -> Checkpoint:
@@ -135,7 +135,7 @@ class Checkpoint:
         bits = f"uint{8 * parts[0].itemsize}" if parts[0].dtype == parts[1].dtype else ""
         rows = (slice(row, row + COMPARED_ROWS) for row in range(0, len(parts[0]), COMPARED_ROWS))
         pairs = ((part[each].view(bits) if bits else part[each].astype(np.float32) for part in parts) for each in rows)
-        are_equal = all(np.array_equal(*pair) for pair in pairs)
+        are_equal = all(np.array_equal(one, other) for one, other in pairs)
         for name in (first, second):
             self.release(name)
         return are_equal
@@ -148,10 +148,11 @@ class Checkpoint:
         self.require(name, shape)
         return self._tensors[name].part(ranges)
 
-    def raw(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
+    def raw(self, name: str, shape: tuple[int, ...], cut: Cut) -> np.ndarray:
         """As `part`, of a tensor of any of STORED, which a format of weights makes numbers of."""
         self.require(name, shape, STORED)
-        return self._tensors[name].part(ranges)
+        ranges = tuple(each for each in cut if isinstance(each, slice))
+        return self._tensors[name].part(ranges) if len(ranges) == len(cut) else self._tensors[name].part(())[cut]
 
     def values(self, name: str) -> np.ndarray:
         """A whole tensor of one of ELEMENTS, copied. Raises ModelError."""

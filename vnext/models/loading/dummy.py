@@ -54,8 +54,8 @@ class Drawn(NamedTuple):
             count = min(together, len(rows) - first)
             numbers = self._bits((rows.start + first) * width, count * width).reshape(count, width)
             bits[first : first + count] = numbers[:, columns.start : columns.stop]
-        numbers = bits.view(ml_dtypes.bfloat16).reshape((len(rows), len(columns))[: len(self.shape)])
-        return numbers if self.dtype == "BF16" else numbers.astype(np.float16 if self.dtype == "F16" else np.float32)
+        found: np.ndarray = bits.view(ml_dtypes.bfloat16).reshape((len(rows), len(columns))[: len(self.shape)])
+        return found if self.dtype == "BF16" else found.astype(np.float16 if self.dtype == "F16" else np.float32)
 
     def release(self) -> None:
         """Nothing is kept."""

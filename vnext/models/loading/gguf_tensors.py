@@ -82,7 +82,7 @@ class Quantised(NamedTuple):
         """A part of the tensor; of a vector float32 where its numbers are quantised."""
         first, *others = ranges or (slice(None),)
         count = self.shape[0] if len(self.shape) > 1 else 1
-        found = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
+        found: np.ndarray = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
         if len(self.shape) == 1:
             found = self._numbers(found).reshape(-1)
             return (found if self.rows is None else found[self.rows])[first]
@@ -171,7 +171,8 @@ def name_map(architecture: str, layer_count: int) -> TensorNameMap:
     """The package's map of tensors' names, as a class of its own: an architecture's names of blocks are written into the class."""
     number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
     shared = library("tensor_mapping").TensorNameMap
-    return type("NameMap", (shared,), {"block_mappings_cfg": dict(shared.block_mappings_cfg)})(number, layer_count)
+    own: type[TensorNameMap] = type("NameMap", (shared,), {"block_mappings_cfg": dict(shared.block_mappings_cfg)})
+    return own(number, layer_count)
 
 
 def _opened(folder: Path) -> _Opened:

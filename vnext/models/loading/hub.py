@@ -75,8 +75,8 @@ def download(model: str, revision: str = "", with_weights: bool = True, wanted: 
         if not os.path.isabs(constants.HF_HUB_CACHE):
             raise RuntimeError(constants.HF_HUB_CACHE)  # as it does itself for such a user, mostly
         if not wanted:
-            patterns = {"allow_patterns": list(WANTED_FILES if with_weights else WANTED_FILES[1:])}
-            found = Path(snapshot_download(model, revision=revision or None, **patterns, ignore_patterns=list(UNWANTED_FILES)))
+            allowed, ignored = list(WANTED_FILES if with_weights else WANTED_FILES[1:]), list(UNWANTED_FILES)
+            found = Path(snapshot_download(model, revision=revision or None, allow_patterns=allowed, ignore_patterns=ignored))
             if not with_weights or any((found / name).is_file() for name in (CONFIG_NAME, "tokenizer.json")):
                 return found
         return _gguf_file(model, revision, wanted)

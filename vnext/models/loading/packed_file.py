@@ -245,8 +245,8 @@ def _write(handle: int, made_for: str, buffers: Mapping[str, np.ndarray], is_sto
     for place, piece in _pieces([(places[name][0], buffer) for name, buffer in buffers.items()], end):
         if is_stopped():
             return False
-        _write_all(handle, memoryview(piece), place)
-        sums.append(xxhash.xxh3_64_hexdigest(piece[max(place, ALIGNMENT) - place :]))
+        _write_all(handle, piece.data, place)
+        sums.append(xxhash.xxh3_64_hexdigest(piece[max(place, ALIGNMENT) - place :].data))
     index = json.dumps({"made_for": made_for, "end": end, "buffers": places, "sums": sums}).encode()
     _write_all(handle, memoryview(index), end)
     _write_all(handle, memoryview(_head(end, index)), 0)

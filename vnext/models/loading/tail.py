@@ -65,15 +65,14 @@ def activated(x: np.ndarray, name: str) -> np.ndarray:
     """The activation of float64 x [N]."""
     match name:
         case "tanh":
-            return np.tanh(x)
+            x = np.tanh(x)
         case "sigmoid":
-            return 1 / (1 + np.exp(-x))
+            x = 1 / (1 + np.exp(-x))
         case "relu":
-            return np.maximum(x, 0.0)
+            x = np.maximum(x, 0.0)
         case "gelu":
-            return x * np.array([1 + math.erf(each * 0.5**0.5) for each in x.tolist()]) / 2
-        case _:
-            return x
+            x = x * np.array([1 + math.erf(each * 0.5**0.5) for each in x.tolist()]) / 2
+    return x
 
 
 def _layer(path: Path, own: Checkpoint, described: TailLayer, width: int) -> Layer:

@@ -25,9 +25,10 @@ class TensorPlace:
         self.is_host = self._device.type == "cpu"
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
-        if self.is_host:
-            return as_tensor(self._host.zeros(shape, dtype))
-        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+        if not self.is_host:
+            return torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+        found: torch.Tensor = as_tensor(self._host.zeros(shape, dtype))
+        return found
 
     def copy(self, target: torch.Tensor, piece: np.ndarray) -> None:
         target.copy_(as_tensor(piece))
@@ -36,7 +37,8 @@ class TensorPlace:
         return array if self.is_host else self.integers(array)
 
     def integers(self, array: np.ndarray) -> torch.Tensor:
-        return as_tensor(array).to(self._device)
+        found: torch.Tensor = as_tensor(array).to(self._device)
+        return found
 
     def pack(self, parts: tuple[Any, ...], gate: str, format: Format, shards: int) -> Any:
         tensors = tuple(map(as_tensor, parts))

@@ -216,8 +216,10 @@ class Loader:
         found = [self._found_packed(group, shape, format, gate) for group in groups]
         if self._place.is_host and not all(found) and all(self._forms(group, format, gate) for group in groups):
             found = [self._pack_and_keep(group, format, gate) for group in groups]
-        if all(found):
-            return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape), own.start))
+        whole = tuple(each for each in found if each is not None)
+        if len(whole) == len(found):
+            outputs, inputs = shape
+            return self._kept.take(PackedExperts(whole, (len(groups), outputs, inputs), own.start))
         target = self._place.zeros((len(groups), *shape), self.dtype)
         for place, group in zip(target, groups):
             self._fill(place, group)
@@ -274,15 +276,16 @@ class Loader:
         self._keep(key, fused)
         return fused
 
-    def _found_packed(self, names: tuple[str, ...], shape: tuple[int, int], format: Format, gate: str) -> Packed | None:
+    def _found_packed(self, names: tuple[str, ...], shape: tuple[int, ...], format: Format, gate: str) -> Packed | None:
         """A packed weight from the packed file; None where it is not there."""
         if self._file is None:
             return None
+        outputs, inputs = shape
         shards, key = self._stored.shards(names[0]), self._key(names, format.name, gate)
         forms = self._forms(names, format, gate)
-        size = codes_bytes(forms, gate, shards) if forms else packed_bytes(shape, self.dtype, gate, shards)
+        size = codes_bytes(forms, gate, shards) if forms else packed_bytes((outputs, inputs), self.dtype, gate, shards)
         buffer = self._file.find(key, size)
-        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, shards)
+        return None if buffer is None else packed_in(buffer, (outputs, inputs), self.dtype, gate, shards)
 
     def _keep(self, key: str, array: Array) -> None:
         if self._file is not None:
@@ -294,7 +297,7 @@ class Loader:
         if self._file is None:
             return ""
         layouts = [self._stored.layout(name) for name in names]
-        parts = [[self._stored.part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
+        parts = [[self._stored.part(axis) for axis in (*layout.out, layout.inner) if axis is not None] for layout in layouts]
         cuts = [(layout.flipped, *[(part.start, part.stop, part.size) for part in cut]) for layout, cut in zip(layouts, parts)]
         return f"{' '.join(names)} {kind} {gate} {self._stored.shards(names[0])} {cuts}"
 
@@ -410,7 +413,8 @@ class Loader:
         piece = self._checkpoint.part(name, shape, (rows,) if is_deep else ranges[::-1] if layout.flipped else ranges)
         if is_deep:
             piece = piece.reshape(len(piece), -1)
-        share = prod(shape) // (len(layout.out) * (self._config.recurrent.key_heads if layout.by_state else 1))
+        recurrent = self._config.recurrent
+        share = prod(shape) // (len(layout.out) * (recurrent.key_heads if recurrent is not None and layout.by_state else 1))
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece
 
