@@ -26,7 +26,9 @@ CHUNK_TOKENS = 64  # spans of this average length are worth more than a warp
 # ---- kernels: arrays as in batch_index.py ------------------------------------------------------------------------
 
 
-def write_spans_kernel(target, rows, columns, starts, values):
+def write_spans_kernel(
+    target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
+) -> None:
     span = cuda.blockIdx.x
     begin, end = starts[span], starts[span + 1]
     row, column = rows[span], columns[span] - begin
@@ -36,7 +38,7 @@ def write_spans_kernel(target, rows, columns, starts, values):
         place += cuda.blockDim.x
 
 
-def move_rows_kernel(target, sources, targets, counts):
+def move_rows_kernel(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
     move = cuda.blockIdx.x
     source, to, count = sources[move], targets[move], counts[move]
     column = cuda.threadIdx.x
@@ -45,7 +47,16 @@ def move_rows_kernel(target, sources, targets, counts):
         column += cuda.blockDim.x
 
 
-def index_tokens_kernel(begins, query_starts, rows, table, block_size, positions, slots, context_lengths):
+def index_tokens_kernel(
+    begins: torch.Tensor,
+    query_starts: torch.Tensor,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    block_size: int,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    context_lengths: torch.Tensor,
+) -> None:
     entry = cuda.blockIdx.x
     begin, end = query_starts[entry], query_starts[entry + 1]
     first, row = begins[entry], rows[entry]
@@ -60,7 +71,7 @@ def index_tokens_kernel(begins, query_starts, rows, table, block_size, positions
         place += cuda.blockDim.x
 
 
-def place_tokens_kernel(last, rows, at, token_ids):
+def place_tokens_kernel(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
     index = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if index < rows.shape[0]:
         token_ids[at[index]] = last[rows[index]]
@@ -92,7 +103,9 @@ def _loaded(kernel: Any, signature: str) -> Any:
         from vnext.kernels.cuda.driver import load_text
 
         text, _ = cuda.compile_ptx(kernel, signature, cc=torch.cuda.get_device_capability())
-        _ready[kernel, signature] = load_text(text, _ENTRY.search(text)[1])
+        entry = _ENTRY.search(text)
+        assert entry is not None, "PTX has an entry"
+        _ready[kernel, signature] = load_text(text, entry[1])
     return _ready[kernel, signature]
 
 
@@ -160,6 +173,7 @@ def _launch(kernel: Any, blocks: int, threads: int, *arguments: torch.Tensor | i
     if blocks == 0:
         return
     first = arguments[0]
+    assert isinstance(first, torch.Tensor)
     if first.is_cuda:
         signature = SIGNATURES[kernel][len(SIGNATURES[kernel]) > 1 and first.dtype == torch.int64]
         _loaded(kernel, signature).launch((blocks,), (threads,), Words(words(arguments)))

@@ -377,7 +377,7 @@ def check_angles(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens:
     """Both float32 [T, R / 2] with R <= D, or both None."""
     if (cosine is None) != (sine is None):
         raise ContractError("cosine and sine come together or not at all")
-    if cosine is not None:
+    if cosine is not None and sine is not None:
         expect("cosine", cosine, (tokens, None), (torch.float32,))
         expect("sine", sine, cosine.shape, (torch.float32,))
         if 2 * cosine.shape[1] > head_dim:

@@ -20,7 +20,9 @@ from vnext.kernels.table import Operations
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }  # fmt: skip
-ALONE = {"gelu_tanh": GATES["gelu_tanh"], "gelu": functional.gelu, "relu2": lambda x: functional.relu(x).square()}
+ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu_tanh": GATES["gelu_tanh"], "gelu": functional.gelu, "relu2": lambda x: functional.relu(x).square(),
+}  # fmt: skip
 
 
 class TrainedWeight(NamedTuple):
@@ -56,7 +58,8 @@ class Exact(torch.autograd.Function):
             return None, None, *torch.autograd.grad(found, inputs, grads, allow_unused=True)
 
 
-exact: Callable[..., Any] = Exact.apply
+exact: Callable[..., torch.Tensor] = Exact.apply
+"""One tensor, or, of a kernel that gives two, two."""
 
 
 def trainable(base: Operations, lengths: Sequence[int]) -> Operations:
@@ -148,7 +151,7 @@ class _Trainable:
 
     def rotary_kv_write(self, qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
         """Writes the cache; the query is derived with the attention that reads it."""
-        held = RotaryWrite(*(each.detach() if isinstance(each, torch.Tensor) else each for each in write))
+        held = RotaryWrite._make(each.detach() if isinstance(each, torch.Tensor) else each for each in write)
         self._turned = qkv, write
         return self._base.rotary_kv_write(qkv.detach().clone(), held)
 
@@ -161,7 +164,7 @@ class _Trainable:
         def plain(qkv: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
             rows = zip(*(each.split(self._lengths) for each in turned(qkv, weights[: len(norms)], write, query.shape[2])))
             given = call._replace(sinks=weights[-1] if sinks else None)
-            return torch.cat([attended(*row, given) for row in rows]).to(qkv.dtype)
+            return torch.cat([attended(own, keys, values, given) for own, keys, values in rows]).to(qkv.dtype)
 
         return exact(lambda *_: self._base.paged_attention(query, call), plain, qkv, *norms, *sinks)
 

@@ -29,7 +29,7 @@ def packed_width(head_dim: int) -> int:
 
 def head_dim_of(cache: Array) -> int:
     """How many numbers a row [..., W] of a cache of any dtype holds."""
-    width = cache.shape[-1]
+    width: int = cache.shape[-1]
     return width - (width + BLOCK) // (BLOCK + 1) if is_int8(cache.dtype) else width
 
 

@@ -9,7 +9,7 @@ is the same alone and in a batch as far as the product of one matrix is (see det
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,13 +24,11 @@ from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, swiglu_clamped
 from vnext.kernels.shards import joined as joined_sums
 
-GATES = MappingProxyType(
+Change = Callable[[torch.Tensor], torch.Tensor]
+GATES: Mapping[str, Change] = MappingProxyType(
     {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped, "relu2": lambda x: x.relu().square()}
 )
 """By activation; of those in GATELESS without gates."""
-
-
-Change = Callable[[torch.Tensor], torch.Tensor]
 Parts = torch.Tensor | tuple[torch.Tensor, ...]
 """A weight, or parts of it one below the other, which are copied: they may lie in memory that soon goes."""
 
@@ -105,7 +103,7 @@ def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, sh
     gate and up, "" for others. `shards` as of `pack_weight`."""
     weight, width = CodesWeight(codes, dtype), codes[0].codes.shape[1] // shards
     pieces = tuple(weight.shard(slice(first * width, (first + 1) * width)) for first in range(shards))
-    return weight if shards == 1 else CutWeight(pieces)
+    return weight if shards == 1 else CutWeight(pieces)  # type: ignore[arg-type]  # no index picks an expert of a matrix
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -196,7 +194,8 @@ def preferred(marks: torch.Tensor, router: Router) -> torch.Tensor:
     grouped = marks.unflatten(1, (router.groups, -1))
     best = grouped.topk(router.group_best, dim=-1)[0].sum(-1).sort(dim=-1, descending=True, stable=True)[1]
     kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=marks.device).scatter_(1, best[:, : router.kept_groups], True)
-    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+    found: torch.Tensor = grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+    return found
 
 
 def shares_of(marks: torch.Tensor, ids: torch.Tensor, router: Router) -> torch.Tensor:

@@ -56,5 +56,5 @@ def step_words(seed: torch.Tensor, position: torch.Tensor, counter: torch.Tensor
     `seed` and `position` int64[S]; `counter` int64[N] gives words int64[S, N], each a function of its own counter
     value only, so a wider or reordered range of counters changes no word.
     """
-    key = tuple(word[:, None] for word in step_key(seed, position))
-    return threefry2x32(key, (counter[None, :], torch.full_like(counter, use)[None, :]))
+    high, low = step_key(seed, position)
+    return threefry2x32((high[:, None], low[:, None]), (counter[None, :], torch.full_like(counter, use)[None, :]))

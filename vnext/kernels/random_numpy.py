@@ -28,8 +28,11 @@ class Domain(IntEnum):
     OUTSIDE = 5
 
 
+Word = np.ndarray | np.uint32
+
+
 def threefry2x32(
-    key: tuple[np.ndarray, np.ndarray], counter: tuple[np.ndarray, np.ndarray]
+    key: tuple[np.ndarray, np.ndarray], counter: tuple[Word, Word]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Threefry2x32 with 20 rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011).
 

@@ -134,7 +134,7 @@ def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
     """
     kv_heads, head_dim = write.key_cache.shape[1], mxint8.head_dim_of(write.key_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    split = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    split: tuple[torch.Tensor, ...] = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     query, key, value = split
     if write.q_norm is not None:
         query = rms_norm(query, write.q_norm, write.eps)

@@ -42,7 +42,8 @@ def joined_along(x: torch.Tensor) -> torch.Tensor:
         first = first + each
     while first.shape[-1] > 1:
         first = first[..., ::2] + first[..., 1::2]
-    return first[..., 0]
+    found: torch.Tensor = first[..., 0]
+    return found
 
 
 def shards_of(weight: Any) -> int:

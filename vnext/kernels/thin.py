@@ -76,7 +76,7 @@ class ThinRows(NamedTuple):
 
     tokens: np.ndarray
     address: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
 
 def thin_rows(tokens: np.ndarray) -> ThinRows:
@@ -222,4 +222,5 @@ def add_thin(
 def narrowed(x: torch.Tensor, block: ThinBlock, shards: int) -> torch.Tensor:
     """down(x) of x float32 [n, in] -> [n, rank]."""
     down = block.down[:, : block.rank].float()
-    return joined([own @ part for own, part in zip(x.chunk(shards, 1), down.chunk(shards))])
+    found: torch.Tensor = joined([own @ part for own, part in zip(x.chunk(shards, 1), down.chunk(shards))])
+    return found

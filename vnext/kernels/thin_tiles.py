@@ -35,7 +35,7 @@ class ThinLines(NamedTuple):
     `width_max` columns; `rank_room` is the largest rank of an adapter, rounded up to LANES."""
 
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     width_max: int
     rank_room: int
 

@@ -66,4 +66,5 @@ def value_of(argument: Argument) -> Any:
 
 def three(shape: Sequence[int]) -> tuple[int, int, int]:
     """A grid or a block of one to three sizes as three."""
-    return (*shape, 1, 1, 1)[:3]
+    first, second, third = (*shape, 1, 1, 1)[:3]
+    return first, second, third

@@ -54,7 +54,8 @@ def shared_memory(device: torch.device) -> int:
     the largest."""
     if device.type != "cuda":
         return SHARED_BYTES_MAX
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs do not have it
 
 
 def paged_attention(query: torch.Tensor, block_table: torch.Tensor, call: AttentionCall) -> torch.Tensor:

@@ -92,6 +92,7 @@ def serve(device_type: str, launcher: Launcher) -> None:
 
 def leave(device_type: str) -> Launcher:
     """Back to the form in Python; no operation may be running on that kind of device. What served it."""
+    assert _native is not None, "what is served has the module"
     _native.leave(DEVICE_TYPES.index(device_type))
     return _served.pop(device_type)
 
@@ -150,9 +151,11 @@ def gpu_launcher() -> Launcher:
     return Launcher(address_of(driver.cuLaunchKernel), address_of(streams.aoti_torch_get_current_cuda_stream), explain)
 
 
-def address_of(function: object) -> int:
+def address_of(function: ctypes._NamedFuncPointer) -> int:
     """Of a function of a library."""
-    return ctypes.cast(function, ctypes.c_void_p).value
+    found = ctypes.cast(function, ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 def serve_gpu() -> None:

@@ -67,7 +67,8 @@ def packaged_headers() -> str | None:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:  # before its version 1.3
         return None
-    return find_nvidia_header_directory("cudart")
+    found: str | None = find_nvidia_header_directory("cudart")
+    return found
 
 
 def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:

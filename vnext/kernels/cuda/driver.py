@@ -60,7 +60,7 @@ class CudaKernel:
 
     def attribute(self, which: int) -> int:
         """A CU_FUNC_ATTRIBUTE of the loaded function, such as driver.CU_FUNC_ATTRIBUTE_NUM_REGS."""
-        return driver.funcGetAttribute(which, self._function)
+        return int(driver.funcGetAttribute(which, self._function))
 
     def _ask_for(self, shared_mem: int) -> None:
         """Raise the function's limit of dynamic shared memory. It is no work of a stream: a capture does not mind."""

@@ -60,7 +60,7 @@ def _sum_piece(
     world_size = memories.shape[0] - 1
     kernel = kernel_for(x.device, SOURCE, name, (("SCALAR", SCALARS[x.dtype]), ("WORLD", str(world_size))))
     aligned = (x.data_ptr() | out.data_ptr()) % CHUNK_BYTES == 0
-    arguments = (
+    arguments: tuple[torch.Tensor | np.generic, ...] = (
         out, x, memories, *_group(rank, capacity_bytes, timeout_ms), np.int32(x.shape[0]),
         ticket(x.shape[0], SUMMED.index(x.dtype), is_one_shot), np.int32(aligned),
     )  # fmt: skip
@@ -84,7 +84,7 @@ def join_over_ranks(
     piece = capacity_bytes // unit
     for done in range(0, x.nbytes // unit, piece):
         count = min(piece, x.nbytes // unit - done)
-        arguments = (
+        arguments: tuple[torch.Tensor | np.generic, ...] = (
             joined, x, memories, *_group(rank, capacity_bytes, timeout_ms), np.int64(done), np.int32(count),
             np.int64(row_bytes // unit), np.int32(unit), ticket(count, len(SUMMED) + unit, False),
         )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import few_bits
+from vnext.kernels.codes import Codes
 from vnext.kernels.cuda.backends import kernel_for
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.rows import CHUNK_BYTES, whole
@@ -99,7 +100,7 @@ def joined(weights: list[FewBits]) -> FewBits:
     )
 
 
-def packed_parts(parts: tuple[few_bits.Codes, ...]) -> FewBits | None:
+def packed_parts(parts: tuple[Codes, ...]) -> FewBits | None:
     """Codes one below the other; None where these are not all of four bits and of one form."""
     if not all(map(few_bits.is_packable, parts)):
         return None

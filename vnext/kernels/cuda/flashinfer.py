@@ -135,4 +135,5 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, _ = call
     wrapper = metadata.wrapper(query, key_cache, scale, window, softcap)
     scales = {} if key_scale == value_scale == 1.0 else {"k_scale": key_scale, "v_scale": value_scale}
-    return wrapper.run(query.contiguous(), (key_cache, value_cache), **scales)
+    found: torch.Tensor = wrapper.run(query.contiguous(), (key_cache, value_cache), **scales)
+    return found

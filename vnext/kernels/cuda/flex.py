@@ -63,7 +63,8 @@ class Rows(NamedTuple):
     @property
     def first(self) -> np.ndarray:
         """The position of the first query."""
-        return self.context - self.length
+        found: np.ndarray = self.context - self.length
+        return found
 
     @property
     def base(self) -> np.ndarray:
@@ -72,7 +73,8 @@ class Rows(NamedTuple):
 
     @property
     def key_count(self) -> np.ndarray:
-        return up(self.context) - self.base
+        found: np.ndarray = up(self.context) - self.base
+        return found
 
 
 class Packed(NamedTuple):
@@ -220,7 +222,8 @@ def capped(softcap: float) -> Callable[..., torch.Tensor] | None:
 @cache
 def attend_on(device_type: str) -> Callable[..., torch.Tensor]:
     """torch's flex attention, compiled on a GPU for any sizes of a step."""
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True) if device_type == "cuda" else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return torch.compile(attend, dynamic=True, fullgraph=True) if device_type == "cuda" else attend
 
 
 @cache
@@ -235,7 +238,7 @@ def why_not_here(device: torch.device, dtype: torch.dtype, heads: tuple[int, int
             caches = torch.randn(2, pages, kv_heads, BLOCK, head_dim, device=device).to(dtype)
             query = torch.randn(queries, query_heads, head_dim, device=device).to(dtype)
             step = AttentionStep(np.array([0, queries]), np.array([context]), table, BLOCK, kv_heads)
-            call = AttentionCall(*caches, attention_metadata(step), head_dim**-0.5)
+            call = AttentionCall(caches[0], caches[1], attention_metadata(step), head_dim**-0.5)
             found = paged_attention(query, call)
             expected = plain.paged_attention(query, call._replace(metadata=plain.attention_metadata(step)))
             error = float((found.float() - expected.float()).abs().max())
@@ -267,7 +270,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     )  # fmt: skip
     results = seen[0].transpose(0, 1).index_select(0, packed.results)
     output.index_copy_(0, packed.outputs, results if value_scale == 1.0 else results * value_scale)
-    if metadata.rest is not None:
+    if metadata.rest_at is not None:
         others = ours.paged_attention(query.index_select(0, metadata.rest_at), call._replace(metadata=metadata.rest))
         output.index_copy_(0, metadata.rest_at, others)
     return output

@@ -7,7 +7,7 @@ cases that a kernel does not support (mixed types, odd head sizes).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -67,7 +67,7 @@ def _fake_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tens
 
 def _attend(query: torch.Tensor, *given: Any) -> torch.Tensor:
     key_cache, value_cache, block_table, plan, slot_count, narrow_is_partial, *numbers = given
-    plan = StepPlan(*plan, slot_count, narrow_is_partial)
+    plan = StepPlan._make((*plan, slot_count, narrow_is_partial))
     return attention.paged_attention(query, block_table, AttentionCall(key_cache, value_cache, plan, *numbers))
 
 
@@ -89,29 +89,31 @@ def _fake_attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
-_rms_norm = register("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rows.rms_norm, _fake_norm)
-_add_rms_norm = register(
+_rms_norm: Callable[..., torch.Tensor] = register(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rows.rms_norm, _fake_norm
+)
+_add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     rows.add_rms_norm,
     _fake_add_norm,
 )
-_gate_and_mul = register("gate_and_mul(Tensor x, str gate) -> Tensor", rows.gate_and_mul, _fake_gate)
-_rotary_kv_write = register(
+_gate_and_mul: Callable[..., torch.Tensor] = register("gate_and_mul(Tensor x, str gate) -> Tensor", rows.gate_and_mul, _fake_gate)
+_rotary_kv_write: Callable[..., torch.Tensor] = register(
     "rotary_kv_write(Tensor qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor? cosine, Tensor? sine, "
     "Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots, float key_scale=1.0, float value_scale=1.0) -> Tensor",
     lambda qkv, *write: rows.rotary_kv_write(qkv, RotaryWrite(*write)),
     _fake_rotary,
 )
-_embedding_rows = register(
+_embedding_rows: Callable[..., torch.Tensor] = register(
     "embedding_rows(Tensor table, Tensor ids, int first) -> Tensor", rows.embedding_rows, _fake_rows
 )
-_paged_attention = register(
+_paged_attention: Callable[..., torch.Tensor] = register(
     "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor[] plan, int slot_count, "
     "bool narrow_is_partial, float scale, int window, float softcap, float key_scale=1.0, float value_scale=1.0) -> Tensor",
     _attend,
     _fake_attend,
 )
-_sample_rows = register(
+_sample_rows: Callable[..., torch.Tensor] = register(
     "sample_rows(Tensor logits, Tensor[] columns, int threads=0, Tensor(a!)? spoilt=None) -> Tensor",
     sampling.sample_rows,
     _fake_sample,
@@ -137,13 +139,13 @@ register(
     lambda x, words, *others: x.new_empty((x.shape[0], words.shape[0]), dtype=torch.float32),
 )
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
-_sum_over_ranks = register(
+_sum_over_ranks: Callable[..., torch.Tensor] = register(
     "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int timeout_ms) "
     "-> Tensor",
     exchange.sum_over_ranks,
     _fake_sum,
 )
-_join_over_ranks = register(
+_join_over_ranks: Callable[..., torch.Tensor] = register(
     "join_over_ranks(Tensor x, int dim, Tensor(a!) memories, int rank, int capacity_bytes, int timeout_ms) -> Tensor",
     exchange.join_over_ranks,
     _fake_join,
@@ -188,7 +190,7 @@ def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, sh
         whole = torch.cat([torch.from_numpy(part.floats()).to(dtype) for part in codes])
         return products.pack_weight(whole, PLAIN, shards)
     weights = tuple(few_bits.on_host(piece, dtype) for piece in pieces if piece is not None)
-    return weights[0] if shards == 1 else products.CutWeight(weights)
+    return weights[0] if shards == 1 else products.CutWeight(weights)  # type: ignore[arg-type]  # as products.pack_codes
 
 
 def add_tiled(

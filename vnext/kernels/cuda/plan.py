@@ -57,7 +57,7 @@ class Tiles(NamedTuple):
 
     row: np.ndarray
     first: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count
 
 
 class Units(NamedTuple):
@@ -76,7 +76,7 @@ class Slots(NamedTuple):
 
     base: np.ndarray
     merges: np.ndarray
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
 
 def make_plan(
@@ -242,7 +242,7 @@ class Queries(NamedTuple):
     """The tokens of units: the first of each, and how many [N]."""
 
     first: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count
 
 
 def tokens_of(units: Units, wide: Tiles, tile_first: int) -> Queries:
@@ -273,7 +273,7 @@ class Parts(NamedTuple):
 
     keys: int
     first: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count
 
 
 def parts_of(units: Units, keys: int) -> Parts:

@@ -82,7 +82,8 @@ def to_words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """uint8 [N, C] of 2, 4 or 8 bits -> words int32 [N, C * bits / 32], the lowest bits of a word first."""
     parts = numbers.reshape(len(numbers), -1, word_unit(bits)).astype(np.uint32)
     shifted = parts << np.arange(0, WORD, bits, dtype=np.uint32)
-    return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+    words: np.ndarray = np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+    return words
 
 
 def ones(bits: int) -> np.uint32:

@@ -35,7 +35,7 @@ class WideWeight(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def __getitem__(self, expert: int) -> WideWeight:
+    def __getitem__(self, expert: int) -> WideWeight:  # type: ignore[override]  # of experts, not of fields
         return WideWeight(self.weight[expert])
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class FixedWeight(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def __getitem__(self, expert: int) -> FixedWeight:
+    def __getitem__(self, expert: int) -> FixedWeight:  # type: ignore[override]  # of experts, not of fields
         return FixedWeight(self.weight[expert])
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:

@@ -155,7 +155,7 @@ class Packed(Integers):
     """compressed-tensors' pack-quantized, whose numbers are signed; a zero is half the range where there is none."""
 
     name = "pack-quantized"
-    suffixes = ("weight_packed", "weight_scale")
+    suffixes: tuple[str, ...] = ("weight_packed", "weight_scale")
 
     def __init__(self, bits: int, grid: Grid, has_zeros: bool = False) -> None:
         super().__init__(bits, grid)

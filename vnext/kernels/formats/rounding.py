@@ -31,7 +31,8 @@ def to_integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> R
     largest number's scale is the best, by less than a thousandth; in fewer a scale may be below zero."""
     rows = max(1, TOGETHER // weight.shape[1])
     parts = [_integers(weight[row : row + rows], bits, group, dtype) for row in range(0, len(weight), rows)]
-    return Rounded(*(np.concatenate([part[at] for part in parts]) for at in (0, 1)), sum(part.error for part in parts))
+    numbers, scales = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    return Rounded(numbers, scales, sum(part.error for part in parts))
 
 
 def to_float8(weight: np.ndarray, dtype: np.dtype) -> Rounded:

@@ -159,8 +159,8 @@ def whole(parts: Parts) -> Any:
 def turned(
     rows: int, columns: int, head_dim: int, theta: float, order: np.ndarray | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine over rows and columns, as a step has them: pairs of a head turn by row and by column, every other frequency each; of
-    patches in an `order` of their own both by the first ones."""
+    """Cosine and sine over rows and columns: pairs of a head turn by row and by column, every other frequency each; of patches in
+    an `order` of their own both by the first ones."""
     frequencies = (1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)).astype(np.float32)
     down = np.repeat(np.arange(rows, dtype=np.float32), columns)[:, None] * frequencies[0::2]
     across = np.tile(np.arange(columns, dtype=np.float32), rows)[:, None] * frequencies[order is None :: 2]

@@ -52,7 +52,7 @@ class Begun(NamedTuple):
     digest: bytes
     parts: Parts
     done: int = 0
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count
 
 
 class Inputs:
