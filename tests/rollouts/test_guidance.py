@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import urllib.error
@@ -16,7 +17,7 @@ import torch
 import transformers
 from engine_here import engines_here
 
-from vnext import LLM, SamplingParams
+from vnext import LLM, SamplingParams, StructuredOutputsParams
 from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
 from vnext.replay.console.commands import index_of
@@ -91,6 +92,41 @@ def test_no_way_changes_a_bit(model: Path, way: dict[str, Any], tmp_path: Path) 
 
     alone = answers({}, [[index] for index in range(8)])
     assert answers({"log": "shape", "log_dir": str(tmp_path), **way}, [list(range(8))]) == alone
+
+
+def test_a_hit_up_to_the_other_half_changes_no_bit(model: Path) -> None:
+    """Blocks of the prompt come from the cache up to where the negative prompt begins beside it, whoever wrote them."""
+    prompt = [5 + (3 * place) % 70 for place in range(70)]
+    hows = [
+        SamplingParams(max_tokens=COUNT, ignore_eos=True, temperature=0.9, seed=1, logprobs=3, **more)
+        for more in (
+            {}, {"guidance_scale": 2.0, "negative_prompt": [9] * 5}, {"guidance_scale": 3.0, "negative_prompt": [4] * 30},
+            {"guidance_scale": 2.0, "negative_prompt": [8] * 70},
+        )
+    ]  # fmt: skip
+    with engines_here():
+        alone = []
+        for how in hows:
+            with LLM(str(model), **COMMON, block_size=16) as llm:
+                alone.append(llm.generate(prompt, how, use_tqdm=False)[0])
+        with LLM(str(model), **COMMON, block_size=16) as llm:
+            warm = [llm.generate(prompt, how, use_tqdm=False)[0] for how in (*hows, *hows)]
+    assert [each.num_cached_tokens for each in warm] == [0, 64, 32, 0, 64, 64, 32, 0]
+    for found, expected in zip(warm, (*alone, *alone)):
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("scale", [1.5, 4.0])
+def test_a_grammar_holds_for_the_guided_distribution(scale: float) -> None:
+    guidance = {"guidance_scale": scale, "negative_prompt": [9, 7]}
+    wanted = StructuredOutputsParams(regex="(no|yes), (never|always)")
+    how = SamplingParams(max_tokens=COUNT, temperature=0, structured_outputs=wanted, **guidance)
+    with engines_here(), LLM(str(DEMO_MODEL), **COMMON) as llm:
+        alone = llm.generate(PROMPTS[2], how, use_tqdm=False)[0].outputs[0]
+        among = llm.generate([PROMPTS[1], PROMPTS[2]], [asked(1), how], use_tqdm=False)[1].outputs[0]
+    assert re.fullmatch("(no|yes), (never|always)", alone.text)
+    assert alone.token_ids == among.token_ids
 
 
 def test_a_log_is_executed_again(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_what_names_a_block_divides_hits() -> None:
     assert view.hit_tokens(prompt_of(COUNTING)) == 12, "one token is left to compute"
     assert view.hit_tokens(prompt_of(COUNTING + [50], cache_salt="other")) == 0
     assert view.hit_tokens(prompt_of(COUNTING + [50], adapter="a digest")) == 0
-    assert view.hit_tokens(prompt_of(COUNTING + [50], reads_cache=False)) == 0
+    assert view.hit_tokens(prompt_of(COUNTING + [50], hits_max=0)) == 0
     streaming.engine.fold(EnginePaused(mode="keep"))
     streaming.engine.fold(WeightsChanged(version=1, digest="other weights"))
     assert view.hit_tokens(prompt_of(COUNTING + [50])) == 0

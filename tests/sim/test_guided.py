@@ -18,7 +18,7 @@ from vnext.state import preempt, reduce as reducer
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepCommitted, pack_tokens, plan_of
-from vnext.state.params import NO_POOLING, Guidance, Sampling
+from vnext.state.params import NO_POOLING, Guidance, Sampling, hits_max
 
 SEEDS = range(40, 58)
 
@@ -29,7 +29,7 @@ def guided(seed: int, given: Sequence[Client] = ()) -> Scenario:
     drawn = scenario(seed, client_count=40)
     windows = drawn.config.windows or (0,)
     config = replace(
-        drawn.config, windows=(*windows, *(0 for _ in windows)), guidance=True, state_pages=0, inputs_a_step=0, microbatches=1,
+        drawn.config, windows=(*windows, *(0 for _ in windows)), guidance=True, guided_hits=seed % 4 > 0, state_pages=0, inputs_a_step=0, microbatches=1,
         page_count=min(2 * drawn.config.page_count, PAGE_COUNT_MAX), speculation=Speculation() if seed % 3 == 0 else None,
     )  # fmt: skip
     clients = tuple(_guided(client, place) for place, client in enumerate(given or drawn.clients) if min(client.prompt, default=0) >= 0)
@@ -63,12 +63,24 @@ def told(seeds: range) -> Counter[str]:
             found["preempted"] += plan is not None and len(plan.preempted) > 0
             found["drafted"] += isinstance(event, StepCommitted) and bool(event.drafted)
         found["hits"] += simulation.state.counters.prefix_hit_tokens
+        found["guided hits"] += guided_hits(simulation)
+    return found
+
+
+def guided_hits(simulation: Simulation) -> int:
+    """Tokens that requests with guidance had from the cache when they were admitted first."""
+    state, found = reducer.start(simulation.events[0]), 0
+    for event in simulation.events[1:]:
+        state, plan = reducer.reduce(state, event), plan_of(event)
+        count = len(plan.admitted) if plan is not None else 0
+        new = zip(state.rows.id[-count:].tolist(), state.rows.cached[-count:].tolist()) if count else ()
+        found += sum(cached for id_, cached in new if state.requests[id_].sampling.guidance)
     return found
 
 
 def test_both_halves_hold_what_their_tokens_say() -> None:
     found = told(SEEDS)
-    assert found["preempted"] >= 20 and found["drafted"] >= 20 and found["hits"] >= 50, found
+    assert found["preempted"] >= 20 and found["drafted"] >= 20 and found["hits"] >= 50 and found["guided hits"] >= 50, found
 
 
 @pytest.mark.parametrize("seed", SEEDS[:6])
@@ -81,12 +93,13 @@ def test_a_crash_after_every_event_changes_no_guided_answer(seed: int) -> None:
         assert len(list(map(story.judged, branching.ended))) > 4
 
 
-def test_a_guided_request_behind_cached_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reads(sampling: Sampling) -> bool:
-        return sampling.pooling == NO_POOLING and sampling.prompt_logprobs < 0
+def test_a_guided_request_behind_blocks_of_its_half_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_many(sampling: Sampling, prompt: int, guided_hits: bool = True) -> int:
+        most = hits_max(sampling, prompt, guided_hits)
+        return most + 8 if sampling.guidance else most
 
     for module in (reducer, preempt):
-        monkeypatch.setattr(module, "reads_cache", reads)
+        monkeypatch.setattr(module, "hits_max", too_many)
     with pytest.raises(LawBroken, match="P4"):
         told(SEEDS)
 

@@ -35,7 +35,7 @@ from vnext.state.facilities.draft_costs import costs_of, with_costs
 from vnext.state.facilities.shortage import lowered
 from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
-from vnext.state.params import Sampling, reads_cache
+from vnext.state.params import Sampling, hits_max
 from vnext.state.pool import Pool
 from vnext.state.state import (
     Copies,
@@ -355,7 +355,7 @@ def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptio
         block_hashes=keys,
         preemption_count=preemptions,
         cached=cached,
-        reads_cache=reads_cache(life.sampling),
+        hits_max=hits_max(life.sampling, life.prompt_length, config.guided_hits),
         transfer=transfer,
     )
 

@@ -11,22 +11,22 @@ import numpy as np
 from vnext.state.allocate import hit_tokens_of, prefix_hits
 from vnext.state.block_hash import block_hashes, root_hash, versioned_root
 from vnext.state.events import RequestId
-from vnext.state.params import Sampling, reads_cache
+from vnext.state.params import ALL_TOKENS, Sampling, hits_max
 from vnext.state.state import State, Waiting, label_of
 
 
 class Prompt:
     """One arriving request. `tokens` are int32 bytes (with a resumed request's own tokens), `adapter` is a digest;
-    `reads_cache` as in vnext.state.params."""
+    `hits_max` as in vnext.state.params."""
 
-    def __init__(self, tokens: bytes, cache_salt: str = "", adapter: str = "", reads_cache: bool = True) -> None:
-        self.tokens, self.cache_salt, self.adapter, self.reads_cache = tokens, cache_salt, adapter, reads_cache
+    def __init__(self, tokens: bytes, cache_salt: str = "", adapter: str = "", hits_max: int = ALL_TOKENS) -> None:
+        self.tokens, self.cache_salt, self.adapter, self.hits_max = tokens, cache_salt, adapter, hits_max
         self._entries: dict[tuple[str, int], Waiting] = {}
 
     @classmethod
     def of(cls, tokens: bytes, sampling: Sampling, cache_salt: str = "") -> Prompt:
         """The prompt of a request with these parameters, whose `adapter` is set."""
-        return cls(tokens, cache_salt, sampling.adapter, reads_cache(sampling))
+        return cls(tokens, cache_salt, sampling.adapter, hits_max(sampling, len(tokens) // 4))
 
     def __len__(self) -> int:
         """Its length in tokens."""
@@ -50,7 +50,7 @@ class Prompt:
         if (found := self._entries.get((weights, size))) is None:
             root = versioned_root(root_hash(self.cache_salt, size, self.adapter), weights)
             found = self._entries[weights, size] = Waiting(
-                id=RequestId(-1), priority=0, tokens=self.tokens, preemption_count=0, reads_cache=self.reads_cache,
+                id=RequestId(-1), priority=0, tokens=self.tokens, preemption_count=0, hits_max=self.hits_max,
                 block_hashes=block_hashes(root, self.tokens, size) if size else (),
             )  # fmt: skip
         return found

@@ -301,10 +301,10 @@ class Promised:
         """Leading tokens of a prompt that need no computation at its turn: those in the cache, but for pages that will have been
         taken, and those of promised blocks. At least one token is left."""
         cached = hit_tokens_of(state.config, prompt.hit_pages(state)) if state.config.windows else self._lasting(state, prompt)
-        if not (self._blocks and prompt.reads_cache):
+        if not self._blocks:
             return cached
         size, hashes = state.config.block_size, prompt.hashes(state)
-        most, count = (len(prompt) - 1) // size, cached // size
+        most, count = min(len(prompt) - 1, prompt.hits_max) // size, cached // size
         while count < most and self._blocks.get(hashes[count], 0):
             count += 1
         return count * size

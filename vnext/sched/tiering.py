@@ -59,9 +59,9 @@ def next_promotion(state: State, of_peers: Collection[int] = ()) -> BlocksPromot
 def _elsewhere(state: State, tier: Tier, entry: Waiting, hits: int, is_peers: bool) -> tuple[int, int]:
     """How many blocks behind those in memory a request can have from disk, or from another engine, and behind how many a snapshot.
     None if it has had a transfer in this wait."""
-    if entry.transfer >= 0 or not entry.reads_cache:
+    if entry.transfer >= 0:
         return 0, 0
-    keys, states = entry.block_hashes[: (entry.known - 1) // state.config.block_size], state.pool.states
+    keys, states = entry.block_hashes[: entry.hit_blocks_max(state.config.block_size)], state.pool.states
     first = end = hits if states is None else len(held_blocks(state, entry))
     for key in keys[first:]:
         if not is_peers and key not in tier.disk:

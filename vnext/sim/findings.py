@@ -158,12 +158,9 @@ class _ToyChecker(_Checker):
 def reported(events: Sequence[AnyEvent]) -> list[str]:
     """One line for each event: what came, what each step computes, what was sampled."""
     started = first_of(events)
-    config = started.config
-    settings = {name: getattr(config, name) for name in config.__struct_fields__}
-    lines, state = (
-        ["   0  started with " + ", ".join(f"{name}={value}" for name, value in settings.items())],
-        start(started),
-    )
+    given = [(field.name, getattr(started.config, field.name), field.default) for field in msgspec.structs.fields(started.config)]
+    settings = ", ".join(f"{name}={value}" for name, value, default in given if value != default)
+    lines, state = [f"   0  started with {settings}"], start(started)
     for number, event in enumerate(events[1:], start=1):
         try:
             state = reduce(state, event)

@@ -236,12 +236,13 @@ def hits_are_the_longest(before: PlainState, plan: StepPlanned, after: PlainStat
 
 
 def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
-    """P4: a request whose result needs every position of its prompt starts at the first, also after a preemption."""
+    """P4: a request whose result needs every position of its prompt starts at the first, also after a preemption, and one with
+    guidance at or before the position at which its unconditional half begins."""
     starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
     for place, _ in plan.admitted:
         id_ = before.state.waiting[place].id
-        if starts[id_] and fitting.needs_whole_prompt(before.state.requests[id_].sampling):
-            raise LawBroken("P4", f"request {id_} needs its whole prompt and starts at {starts[id_]}")
+        if starts[id_] > (most := fitting.readable_tokens(before, id_)):
+            raise LawBroken("P4", f"request {id_} needs its prompt from {most} on and starts at {starts[id_]}")
 
 
 def caution_is_kept(before: PlainState, plan: StepPlanned) -> None:

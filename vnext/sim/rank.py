@@ -55,7 +55,7 @@ class Work(msgspec.Struct, frozen=True):
     """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
     `known` counts its tokens, including those that steps in flight sampled. `drafts` are computed behind `end`. `half`: the story
-    of its unconditional half, which is `behind` positions behind; None without guidance.
+    of its unconditional half, `behind` behind, whose first page is of the block in which it begins; None without guidance.
     """
 
     id: int
@@ -77,9 +77,8 @@ class Work(msgspec.Struct, frozen=True):
 
     def content(self, is_half: bool) -> tuple[list[int], int]:
         """`chains` of a group, and by how many positions its slots are behind; [] where a request without guidance has no half."""
-        if not is_half:
-            return self.chains, 0
-        return self._with_drafts(self.half.chains, self.end - self.behind) if self.half else [], self.behind
+        half = self._with_drafts(self.half.chains, self.end - self.behind) if self.half else []
+        return (half, self.behind) if is_half else (self.chains, 0)
 
     def _with_drafts(self, chains: list[int], end: int) -> list[int]:
         if not self.drafts:
@@ -301,6 +300,11 @@ class Rank:
         """Whether a group is one of unconditional halves."""
         return self.state.config.guidance and group >= self._groups // 2
 
+    def _pages(self, work: Work, group: int) -> list[int]:
+        """The pages in which a group's content lies, in order."""
+        first = work.behind // len(self.cache[0]) if self._is_half(group) else 0
+        return work.table[group :: self._groups][first:]
+
     def _compare_name(self, work: Work, hashed_blocks: int) -> None:
         """P1: a hash has one content, and a content has one hash.
 
@@ -327,7 +331,7 @@ class Rank:
         if work.last > room:
             raise Divergence(f"request {work.id} computes {work.last} tokens and has room for {room}")
         for group in range(self._groups):
-            pages, mark = work.table[group :: self._groups], group * GROUP_STEP
+            pages, mark = self._pages(work, group), group * GROUP_STEP
             chains, behind = work.content(self._is_half(group))
             for place in range(max(work.start - behind, 0), work.last - behind) if chains else ():
                 self.cache[pages[place // size]][place % size] = chains[place] + mark
@@ -345,7 +349,7 @@ class Rank:
         size = len(self.cache[0])
         windows = self.state.config.windows
         for group in range(self._groups):
-            pages, mark, is_half = work.table[group :: self._groups], group * GROUP_STEP, self._is_half(group)
+            pages, mark, is_half = self._pages(work, group), group * GROUP_STEP, self._is_half(group)
             chains, behind = work.content(is_half)
             window = windows[group - self._groups // 2 * is_half]  # layers have one, whichever half they compute
             first, last = max(work.start - behind - window + 1, 0) if window else 0, max(work.last - behind, 0) if chains else 0

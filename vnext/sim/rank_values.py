@@ -94,6 +94,6 @@ def computed_before(seen: PlainState) -> list[int]:
     for row, owner in enumerate(starts):
         if owner in flown:
             shared = [place * size for place in range(found[row] // size) if seen.tables[row][place] in pages]
-            is_scored = fitting.needs_whole_prompt(seen.state.requests[owner[0]].sampling)
+            is_scored = fitting.readable_tokens(seen, owner[0]) == 0
             found[row] = 0 if is_scored else min([found[row], *shared])
     return found

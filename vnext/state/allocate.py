@@ -40,9 +40,9 @@ class Allocation(msgspec.Struct, frozen=True):
 
 def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.ndarray:
     """The table of the request's leading tokens that the cache holds. At least one token remains to be computed, and every
-    token of a request that does not read the cache.
+    token behind what the request may take from the cache.
     """
-    most = (waiting.known - 1) // config.block_size if waiting.reads_cache else 0
+    most = waiting.hit_blocks_max(config.block_size)
     if config.windows:
         return longest_hit(config, pool, waiting.block_hashes[:most])
     return with_snapshot(pool, waiting.block_hashes, pools.longest_prefix(pool, waiting.block_hashes, most))

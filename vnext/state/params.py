@@ -168,10 +168,21 @@ ROW_DTYPES: Mapping[str, str] = MappingProxyType(
 """The columns that a kernel reads to choose a token for each row, in argument order. `seed` has the bits of a uint64."""
 
 
-def reads_cache(sampling: Sampling) -> bool:
-    """Whether a request may start behind cached blocks. A result that needs positions inside the prompt cannot: the cache
-    holds keys and values, no logits and no hidden states. Nor can one with guidance: a block is named by the prompt alone."""
-    return sampling.guidance is None and sampling.prompt_logprobs == NO_LOGPROBS and sampling.pooling in (NO_POOLING, LAST)
+def hits_max(sampling: Sampling, prompt: int, guided_hits: bool = True) -> int:
+    """The most tokens that a request whose prompt has so many may take from the cache: none where its result needs positions
+    inside the prompt, since the cache holds keys and values, no logits and no hidden states. With guidance, those before its
+    unconditional half begins, whose blocks hold nothing that the half needs: a block is named by the prompt alone. Without
+    `guided_hits`, as once, none then."""
+    if sampling.prompt_logprobs != NO_LOGPROBS or sampling.pooling not in (NO_POOLING, LAST):
+        return 0
+    if sampling.guidance is None:
+        return ALL_TOKENS
+    return half_begins(sampling.guidance, prompt) if guided_hits else 0
+
+
+def half_begins(guidance: Guidance, prompt: int) -> int:
+    """The position of a prompt of so many tokens at which its unconditional half begins, so that both end together."""
+    return prompt - len(guidance.negative) // 4
 
 
 def is_filtered(sampling: Sampling) -> bool:

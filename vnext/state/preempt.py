@@ -11,7 +11,7 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.params import reads_cache
+from vnext.state.params import hits_max
 from vnext.state.recurrent import release_states
 from vnext.state.state import State, Waiting, root_of
 from vnext.state.store import clients, extents, fields
@@ -46,7 +46,7 @@ def _back_in_queue(state: State, row: int) -> Waiting:
         block_hashes=block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else (),
         preemption_count=int(rows.preemption_count[row]) + 1,
         cached=int(rows.cells[fields.CACHED, row]),
-        reads_cache=reads_cache(request.sampling),
+        hits_max=hits_max(request.sampling, request.prompt_length, config.guided_hits),
     )
 
 

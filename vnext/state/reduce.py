@@ -29,7 +29,7 @@ from vnext.state.facilities.table import FOLDS
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned
-from vnext.state.params import reads_cache
+from vnext.state.params import hits_max
 from vnext.state.preempt import preempt
 from vnext.state.recurrent import pages_held
 from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
@@ -173,7 +173,7 @@ def _first_wait(state: State, request: Request, generated: bytes) -> Waiting:
         tokens=tokens,
         block_hashes=keys,
         preemption_count=0,
-        reads_cache=reads_cache(request.sampling),
+        hits_max=hits_max(request.sampling, request.prompt_length, config.guided_hits),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from vnext.state.block_hash import versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause, RequestId
-from vnext.state.params import Sampling
+from vnext.state.params import ALL_TOKENS, Sampling
 from vnext.state.pool import Pool
 from vnext.state.store.clients import Clients
 from vnext.state.store.disk_index import DiskIndex
@@ -46,7 +46,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A request in the queue. `tokens` (int32 bytes) are the prompt and everything sampled before a preemption.
 
     `block_hashes` are those of its full blocks, empty if the prefix cache is off. `cached` is the hit of its first
-    admission (-1 before it), kept so that the client learns the real cost of its prompt. `reads_cache` is that of
+    admission (-1 before it), kept so that the client learns the real cost of its prompt. `hits_max` is that of
     vnext.state.params. `transfer` is the number of the transfer that it had from disk in this wait, -1 for none.
     """
 
@@ -56,12 +56,16 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     block_hashes: tuple[bytes, ...]
     preemption_count: int
     cached: int = -1
-    reads_cache: bool = True
+    hits_max: int = ALL_TOKENS
     transfer: int = -1
 
     @property
     def known(self) -> int:
         return len(self.tokens) // 4
+
+    def hit_blocks_max(self, block_size: int) -> int:
+        """The most blocks that it may take from the cache; at least one token remains to be computed."""
+        return min(self.known - 1, self.hits_max) // block_size
 
 
 class Copies(msgspec.Struct, frozen=True):

@@ -18,8 +18,8 @@ TIER_BUGS = [
     ),
     bug("a block counts that was not read", "state.facilities.tier", "end = min(hits + event.count, len(pages))", "end = len(pages)", *HITS),
     Bug(name="a transfer brings the whole prompt", found_by=("should have been refused",), edits=(
-        Edit("state.facilities.tier", "most = (entry.known - 1) // state.config.block_size", "most = entry.known // state.config.block_size"),
-        Edit("sched.tiering", "(entry.known - 1) // state.config.block_size]", "entry.known // state.config.block_size]"),
+        Edit("state.facilities.tier", "< count <= most", "< count <= most + 1"),
+        Edit("sched.tiering", "entry.hit_blocks_max(state.config.block_size)]", "entry.known // state.config.block_size]"),
     )),
     bug("a transfer holds no hits", "state.facilities.tier", "pools.take(pools.hold(state.pool, hits), event.count)", "pools.take(state.pool, event.count)", "M2"),
     bug("a transfer keeps its pages", "state.facilities.tier", "pool = pools.release(pool, np.array(pages[::-1], dtype=np.int32))", "", "M2"),

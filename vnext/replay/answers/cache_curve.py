@@ -19,7 +19,7 @@ from vnext.replay.reading.folding import Folded, first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.state.block_hash import block_hashes
 from vnext.state.events import EngineRecovered, PrefixCacheReset
-from vnext.state.params import reads_cache
+from vnext.state.params import hits_max
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, root_of
 from vnext.state.windows import row_blocks
@@ -113,9 +113,13 @@ class CacheCurve:
 
     def _hashes(self, state: State, row: int) -> tuple[bytes, ...]:
         request = state.requests[int(state.rows.id[row])]
-        if not reads_cache(request.sampling) or not state.config.prefix_caching:
+        if not self._hits_max(state, row) or not state.config.prefix_caching:
             return ()
         return block_hashes(root_of(state, request), row_tokens(state, row).tobytes(), self._size)
+
+    def _hits_max(self, state: State, row: int) -> int:
+        request = state.requests[int(state.rows.id[row])]
+        return hits_max(request.sampling, request.prompt_length, state.config.guided_hits)
 
     def _join(self, after: State, rows: list[int], held: int) -> None:
         """Requests join the batch: what each asks of the cache, and that it holds what it found; `held` pages have holders then."""
@@ -124,7 +128,7 @@ class CacheCurve:
             id_, known = int(after.rows.id[row]), int(after.rows.known[row])
             names = self._names[id_] = self._hashes(after, row)
             self._counts[id_] = 0
-            wanted = names[: (known - 1) // self._size]
+            wanted = names[: min(known - 1, self._hits_max(after, row)) // self._size]
             found = next((place for place, name in enumerate(wanted) if not self._has(name)), len(wanted))
             below = np.array([self._place.get(name, -1) for name in wanted[:found]], np.int64)
             shared = [name in self._held for name in wanted[: int(after.rows.cached[row]) // self._size]]

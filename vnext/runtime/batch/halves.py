@@ -2,7 +2,9 @@
 
 A guided request (Guidance in state/params.py) is one request of the state. Its unconditional half has other tokens before the
 answer, and keys and values in pages of its own: in an engine with guidance a block has a page for each half, in twice the groups.
-So both halves are in each step together, whatever the state decides. Owns the order of the arithmetic; any thread may call it.
+So both halves are in each step together, whatever the state decides. A half's first page is of the request's block in which it
+begins: what the request shares with others lies before, and holds nothing of the half. Owns the order of the arithmetic; any
+thread may call it.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import numpy as np
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.step_inputs import Guided, StepInputs
 from vnext.state.events import unpack_tokens
+from vnext.state.params import half_begins
 from vnext.state.state import State
 
 
 class _Half(NamedTuple):
     """The unconditional half of a row: its tokens, their positions, and the places in T of the tokens that it follows, int64[n]
-    each."""
+    each. Its first page is of the request's block `begins`."""
 
     row: int
+    begins: int
     tokens: np.ndarray
     positions: np.ndarray
     after: np.ndarray
@@ -34,18 +38,17 @@ def with_halves(inputs: StepInputs, state: State) -> StepInputs:
     forward, size = inputs.forward, state.config.block_size
     (first, *others), own = _places(forward), state.config.group_count // 2
     plain = forward._replace(groups=tuple(others[: own - 1]))
-    halves = [half for row, id_ in enumerate(state.in_flight[-1].ids.tolist()) if (half := _half(state, id_, forward, row))]
+    ids = state.in_flight[-1].ids.tolist()
+    halves = [half for row, id_ in enumerate(ids) if (half := _half(state, id_, forward, row)) is not None]
     if not halves:
         return inputs._replace(forward=plain)
     after, positions = np.concatenate([each.after for each in halves]), np.concatenate([each.positions for each in halves])
-    rows = [each.row for each in halves]
     count = len(forward.token_ids)
     ends = count + np.cumsum([len(each.tokens) for each in halves])
     contexts = np.concatenate((forward.context_lengths, [each.positions[-1] + 1 for each in halves])).astype(np.int32)
     starts = np.concatenate((forward.query_starts, ends)).astype(np.int32)
-    owners = np.repeat(rows, [len(each.tokens) for each in halves])
     (slots, table), *groups = [
-        _joined(here, beside, owners, positions, rows, size)
+        _joined(here, beside, halves, size)
         for here, beside in zip((first, *others[: own - 1]), others[own - 1 :], strict=True)
     ]
     turning = None if forward.turning is None else np.concatenate((forward.turning, np.broadcast_to(
@@ -77,22 +80,25 @@ def _half(state: State, id_: int, forward: ForwardBatch, row: int) -> _Half | No
     if (guidance := request.sampling.guidance) is None:
         return None
     negative, (start, end) = unpack_tokens(guidance.negative), forward.query_starts[row : row + 2].tolist()
-    positions = forward.positions[start:end] + (len(negative) - request.prompt_length)
+    begins = half_begins(guidance, request.prompt_length)
+    positions = forward.positions[start:end] - begins
     dropped = int((positions < 0).sum())
     if dropped == len(positions):
         return None
     positions, after = positions[dropped:], np.arange(start + dropped, end)
     tokens = np.where(positions < len(negative), negative[np.minimum(positions, len(negative) - 1)], forward.token_ids[after])
-    return _Half(row, tokens.astype(np.int64), positions, after, guidance.scale)
+    return _Half(row, begins // state.config.block_size, tokens.astype(np.int64), positions, after, guidance.scale)
 
 
-def _joined(
-    here: GroupPlaces, beside: GroupPlaces, owners: np.ndarray, positions: np.ndarray, rows: list[int], size: int
-) -> GroupPlaces:
-    """The places of a group of layers: of the rows, and behind them those of the halves of `rows`, whose pages are `beside`."""
-    blocks, offsets = np.divmod(positions, size)
-    slots = beside.block_table[owners, blocks].astype(np.int64) * size + offsets
-    return GroupPlaces(np.concatenate((here.slots, slots)), np.concatenate((here.block_table, beside.block_table[rows])))
+def _joined(here: GroupPlaces, beside: GroupPlaces, halves: list[_Half], size: int) -> GroupPlaces:
+    """The places of a group of layers: of the rows, and behind them those of the halves, whose pages are `beside`."""
+    tables, slots = np.zeros((len(halves), beside.block_table.shape[1]), beside.block_table.dtype), [here.slots]
+    for table, half in zip(tables, halves, strict=True):
+        pages = beside.block_table[half.row, half.begins :]
+        table[: len(pages)] = pages
+        blocks, offsets = np.divmod(half.positions, size)
+        slots.append(table[blocks].astype(np.int64) * size + offsets)
+    return GroupPlaces(np.concatenate(slots), np.concatenate((here.block_table, tables)))
 
 
 def _adapters(forward: ForwardBatch, after: np.ndarray) -> tuple[AdapterRows, ...]:

@@ -33,7 +33,7 @@ from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SALT_END, EngineReady, EngineStats, RequestOutput, SubmitRequest, derived_seed
 from vnext.runtime.protocol.operations import AnyOperation, CallRanks, UpdateWeights
 from vnext.state.events import AbortReason
-from vnext.state.params import NO_POOLING, Sampling, reads_cache
+from vnext.state.params import NO_POOLING, Sampling, hits_max
 
 DEATHS_MAX = 1
 """Of the engine cores in a row that have lost a request, before it is a suspect."""
@@ -311,8 +311,9 @@ def _failure(errors: dict[int, BaseException], asked: Sequence[int]) -> BaseExce
 def is_worth(request: SubmitRequest, block_size: int) -> bool:
     """Whether another engine could use blocks of this prompt: it has a full one before its last token. A request that an engine has
     lost goes on where its tokens are computed."""
-    has_block, sampling = len(request.prompt) // 4 > block_size, request.sampling
-    return has_block and not request.deaths and not request.ticket and reads_cache(sampling) and sampling.pooling == NO_POOLING
+    length, sampling = len(request.prompt) // 4, request.sampling
+    has_block = min(length - 1, hits_max(sampling, length)) >= block_size
+    return has_block and not request.deaths and not request.ticket and sampling.pooling == NO_POOLING
 
 
 class Prefill(OutputStream):

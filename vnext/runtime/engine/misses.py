@@ -18,7 +18,6 @@ import msgspec
 from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
 from vnext.state.block_hash import versioned_root
 from vnext.state.events import unpack_tokens
-from vnext.state.params import reads_cache
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Request, State, Waiting, label_of
 
@@ -106,8 +105,8 @@ class CacheMisses:
 
     def _miss(self, before: State, after: State, entry: Waiting, request: Request, root: bytes, hit: int) -> CacheMiss | None:
         size = before.config.block_size
-        first, names = hit // size, entry.block_hashes[: (entry.known - 1) // size]
-        if first >= len(names) or not reads_cache(request.sampling):
+        first, names = hit // size, entry.block_hashes[: entry.hit_blocks_max(size)]
+        if first >= len(names):
             return None
         like = self._asker(names[first])
         if like is not None:
@@ -118,7 +117,7 @@ class CacheMisses:
             if common >= hit + size:  # in what the earlier request wrote
                 lost = min(common // size, len(names)) * size - hit
                 return self._absent(before, after, names[first], seen.request.id, CacheMiss("evicted", hit, lost))
-            lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
+            lost = min(len(seen.tokens) // (4 * size), len(names)) * size - hit
             is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
             if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
                 return CacheMiss("changed", common, lost)

@@ -70,6 +70,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         digest_interval=settings.digest_interval,
         windows=windows_of(settings, model),
         guidance=settings.enable_guidance,
+        guided_hits=settings.enable_guidance,
         speculation=speculation_of(settings.speculative_config),
         max_loras=settings.max_loras if settings.enable_lora else 0,
         pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,

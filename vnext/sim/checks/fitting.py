@@ -12,7 +12,7 @@ from vnext.sim.checks.microbatch_laws import wants
 from vnext.sim.checks.plain_state import PlainState, in_sight
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import unpack_tokens
-from vnext.state.params import POOLINGS, Sampling
+from vnext.state.params import POOLINGS
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 from vnext.state.store.fields import INPUT_BEGINS, LIVE, NEWEST, SPARE
@@ -77,17 +77,23 @@ def _offered(before: PlainState, after: PlainState, waiting: Waiting) -> list[in
 
 def named_pages(seen: PlainState, waiting: Waiting) -> list[int | None]:
     """The page that has the name of each page of the request's full blocks, block by block, as far as hits may go."""
-    groups, most = seen.state.config.group_count, (waiting.known - 1) // seen.state.config.block_size
-    if needs_whole_prompt(seen.state.requests[waiting.id].sampling):
-        return []
+    config, readable = seen.state.config, readable_tokens(seen, waiting.id)
+    groups, most = config.group_count, min(waiting.known - 1, readable) // config.block_size
     return seen.state.pool.prefix_index.blocks_of(
         group_hash(key, group) for key in waiting.block_hashes[:most] for group in range(groups)
     )
 
 
-def needs_whole_prompt(sampling: Sampling) -> bool:
-    """Whether the request's result is made of positions that the cache could save it."""
-    return bool(sampling.guidance) or sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls", "max")
+def readable_tokens(seen: PlainState, id_: int) -> int:
+    """How many tokens the cache could save the request: none where its result is made of their positions; with guidance those to
+    whose left its unconditional half has nothing."""
+    request, guided_hits = seen.state.requests[id_], seen.state.config.guided_hits
+    sampling, length = request.sampling, len(request.prompt) // 4
+    if sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls", "max"):
+        return 0
+    if sampling.guidance is not None:
+        return length - len(sampling.guidance.negative) // 4 if guided_hits else 0
+    return seen.state.config.max_model_len
 
 
 def needs_slot(seen: PlainState, waiting: Waiting) -> bool:

@@ -21,7 +21,7 @@ from vnext.state.block_hash import leading_hashes
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken, require
 from vnext.state.events import AnyEvent, MemoryRanShort, StepLimitRaised, StepRewound
-from vnext.state.params import reads_cache
+from vnext.state.params import hits_max
 from vnext.state.preempt import preempt, row_tokens
 from vnext.state.state import State, root_of
 from vnext.state.store import extents, fields
@@ -82,7 +82,8 @@ def rewound(state: State) -> dict[int, int] | None:
         return None
     for row, first in firsts.items():
         shared = np.isin(row_table(state, row)[: first // size], pages).nonzero()[0]
-        is_scored = not reads_cache(state.requests[int(state.rows.id[row])].sampling)
+        request = state.requests[int(state.rows.id[row])]
+        is_scored = hits_max(request.sampling, request.prompt_length) == 0
         firsts[row] = 0 if is_scored else int(shared[0]) * size if len(shared) else first
     return firsts
 

@@ -88,7 +88,7 @@ def fold_promoted(state: State, event: BlocksPromoted) -> State:
     require(state.weights is None and not state.paused, "blocks are read in a paused engine, or with other weights")
     hits = held_blocks(state, entry, event.edge)
     count = len(hits) + event.count
-    most = (entry.known - 1) // state.config.block_size if entry.reads_cache else 0
+    most = entry.hit_blocks_max(state.config.block_size)
     gains = len(prefix_hits(state.config, state.pool, entry)) < count <= most
     require(gains and event.count >= 0, f"{event.count} blocks behind {len(hits)} hits of request {event.id}")
     revived = int((state.pool.status.at(hits) >= 0).sum()) if len(hits) else 0
@@ -106,8 +106,8 @@ def fold_promoted(state: State, event: BlocksPromoted) -> State:
 def held_blocks(state: State, entry: Waiting, edge: int = 0) -> np.ndarray:
     """The pages of a request's leading blocks that memory has, behind which a transfer reads: up to block `edge` if it is not 0. A
     hit of recurrent layers may end before them."""
-    most = edge or (entry.known - 1) // state.config.block_size
-    return pools.longest_prefix(state.pool, entry.block_hashes, most if entry.reads_cache else 0)
+    most = entry.hit_blocks_max(state.config.block_size)
+    return pools.longest_prefix(state.pool, entry.block_hashes, min(edge or most, most))
 
 
 def _state_page(pool: Pool, keys: tuple[bytes, ...], event: BlocksPromoted) -> tuple[Pool, int]:
