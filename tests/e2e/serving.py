@@ -128,7 +128,7 @@ def serving(log_dir: Path, *arguments: str, by: Sequence[str] = (), more: Mappin
         process.stdout.close()
         process.stderr.close()
         for member in family:
-            if member.is_running():
+            with suppress(psutil.NoSuchProcess):
                 member.kill()
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -196,8 +196,9 @@ def test_ranks_that_die_in_a_row_end_the_engine_with_the_log(tmp_path: Path) -> 
 
         def killer() -> None:
             while not stop.wait(0.02) and engine.child.wait(0) is None:
-                for rank in ranks_of(engine.child.pid):
-                    rank.kill()
+                with suppress(psutil.NoSuchProcess):
+                    for rank in ranks_of(engine.child.pid):
+                        rank.kill()
 
         thread = threading.Thread(target=killer)
         thread.start()
