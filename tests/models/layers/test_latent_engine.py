@@ -1,4 +1,4 @@
-"""Models with latent attention or unlike layers in the engine: the same tokens in any chunks, with hits, and when ranks die."""
+"""Models with latent attention, unlike layers or runs in the engine: the same tokens in any chunks, with hits, and when ranks die."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ WAYS: dict[str, dict[str, object]] = {
     },
     "gemma4": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 150},
     "gemma4_shared": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+    "llama4": {
+        "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
+    },
+    "phimoe": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
 }  # fmt: skip
 
 
