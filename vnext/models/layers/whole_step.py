@@ -39,7 +39,8 @@ POSITIONS_MIN = 1024
 class Masks(Protocol):
     """Which tokens rows may have."""
 
-    wait: Callable[[], None]
+    @property
+    def wait(self) -> Callable[[], None]: ...
 
     def addresses(self, count: int) -> np.ndarray: ...
 
@@ -47,7 +48,8 @@ class Masks(Protocol):
 class Sampled(Protocol):
     """The sampling parameters of the rows."""
 
-    allowed: Masks | None
+    @property
+    def allowed(self) -> Masks | None: ...
 
     def columns(self) -> tuple[Array, ...]: ...
 

@@ -24,8 +24,11 @@ from vnext.runtime.gpu.adapter_regions import AdapterRegions
 class DeviceHead(Protocol):
     """A draft head with its cache, which has the target's pages (runtime/rank/draft_head.py)."""
 
-    query_group: int
-    kv_head_count: int
+    @property
+    def query_group(self) -> int: ...
+
+    @property
+    def kv_head_count(self) -> int: ...
 
     def room(self, token_count: int) -> AuxStates: ...
 

@@ -98,6 +98,8 @@ class ByParts:
         else:
             again = []
         forward = self._adapted if batch.adapters else self._family.forward
+        assert forward is not None, "who computes with adapters has slots"
+        hidden: torch.Tensor
         with self._watched():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
             for each in again:

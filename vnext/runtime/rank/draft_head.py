@@ -100,7 +100,7 @@ class DraftHead:
         """Compute tokens, of which those `before` (slots, int64 [T]) have states; sample what follows those at sample_at
         (int64 [S]), whose own states become the head's. Rows as in HeadBatch."""
         logits = self.logits(tensors_of_batch(rows), as_tensor(before))
-        if sampling is None:
+        if sampling is None or logits is None:
             return NOTHING
         drawn: np.ndarray = sample(logits, tensors_of_sampling(sampling)).tokens.numpy()
         return drawn
@@ -124,6 +124,8 @@ class DraftHead:
         seconds = []
         for _ in range(TIMED_STEPS):
             began_s = time.perf_counter()
-            int(self.logits(rows, zero).argmax())
+            found = self.logits(rows, zero)
+            assert found is not None
+            int(found.argmax())
             seconds.append(time.perf_counter() - began_s)
         return min(seconds)

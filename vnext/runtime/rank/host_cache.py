@@ -38,7 +38,7 @@ class HostCache:
         """Has met no step. `whole`: computes steps with this cache; None where only torch does. `tail`: as PromptSums'. `states`:
         those of recurrent layers."""
         self.kv, self.states = kv, states
-        self._whole, self._on_arrays = whole, whole and OnArrays(whole, tail)
+        self._whole, self._on_arrays = whole, OnArrays(whole, tail) if whole is not None else None
         self._known: ForwardBatch | None = None  # that of the last plain step, which steps of the same rows change in place
 
     @cached_property

@@ -144,6 +144,7 @@ class Images(Inputs):
     def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
         """As Inputs, of an image's input."""
         part = part_in(kept_in(self._folder, digest, "image"))
+        assert self._project is not None, "a tower of images ends in a projection"
         passing = yield from encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config, band)
         spelled = torch.from_numpy(self._form.spelled(part))
         vectors = self._project(self._params, passing, part.more, self._config)

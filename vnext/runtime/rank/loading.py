@@ -128,7 +128,8 @@ def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | 
         files = open_files(settings, folder, identity, page_bytes, age_s)
         if files is not None and (state_bytes := runner.state_bytes()):
             behind = open_files(settings, folder, identity | {"state_bytes": state_bytes}, state_bytes, age_s)
-            snapshots = behind and Snapshots(behind, HostPages(runner.state_rows, HEADER_BYTES + state_bytes))
+            if behind is not None:
+                snapshots = Snapshots(behind, HostPages(runner.state_rows, HEADER_BYTES + state_bytes))
     if settings.role == "decode":
         pages = handover_identity(settings, runner)
         receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
@@ -260,7 +261,7 @@ def device_of(settings: RankSettings) -> str:
 def driver_finds_gpu() -> bool:
     """Whether NVIDIA's driver finds a GPU that this process may see; a torch built for CUDA takes three seconds to say so."""
     try:
-        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+        return bool(ctypes.CDLL("libcuda.so.1").cuInit(0) == 0)
     except OSError:
         return False
 

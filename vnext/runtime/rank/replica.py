@@ -73,6 +73,12 @@ class Rank:
         is_moving = any(each is not None and each.is_busy for each in (self.tier, self.publisher))
         return READING_LOOK_S if is_reading or is_moving or (self._weights and self._weights.is_busy) else None
 
+    @property
+    def _begun(self) -> State:
+        """The state of an engine that has started."""
+        assert self._state is not None, "EngineStarted comes first"
+        return self._state
+
     def handle(self, message: bytes) -> None:
         """Fold the message's events in order. At most one of them plans a step, and it comes last."""
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
@@ -106,14 +112,16 @@ class Rank:
             return
         if isinstance(event, StepCommitted):
             event = self._own_commit(event.step)
-        self._state = reduce(self._state, event)
+        self._state = state = reduce(self._begun, event)
         if isinstance(event, AdapterLoaded | AdapterEvicted):
+            assert self.steps.adapters is not None
             self.steps.adapters.fold(event)
         if isinstance(event, WeightsChanged):
+            assert self._weights is not None
             self._weights.fold(event)
         for each in (self.tier, self.publisher):
             if each is not None and not (self._short and isinstance(event, BlocksHandedOver)):
-                each.fold(event, self._state)
+                each.fold(event, state)
         if isinstance(event, MemoryRanShort):
             self._short = ""
             self._asked.clear()
@@ -126,8 +134,8 @@ class Rank:
         """Have the newest step computed, unless memory lacks for it, its report, or a step before it."""
         if not self._short:
             try:
-                report = self._report(step, is_due(self._state, step))
-                self.steps.launch(self._state)
+                report = self._report(step, is_due(self._begun, step))
+                self.steps.launch(self._begun)
                 self._asked.append(report)
                 return
             except Exception as error:  # torch has several for one thing
@@ -140,17 +148,22 @@ class Rank:
     def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
         if isinstance(request, ReadAdapter):
+            assert self.steps.adapters is not None
             self.steps.adapters.read(request)
         elif isinstance(request, StoreBlocks):
             if not self._short:
+                assert self.tier is not None
                 self.tier.store(request)
         elif isinstance(request, FetchBlocks):
+            assert self.tier is not None
             self.tier.expect(request)
         elif isinstance(request, BeginFrom):
-            self._state = snapshot.load(snapshot.decode(request.snapshot), self._state.config)
-            if weights := self._state.weights:
-                self._weights.load(weights.path, weights.digest)
+            self._state = state = snapshot.load(snapshot.decode(request.snapshot), self._begun.config)
+            if state.weights:
+                assert self._weights is not None
+                self._weights.load(state.weights.path, state.weights.digest)
         else:
+            assert self._weights is not None
             self._weights.obey(request)
 
     def _own_commit(self, step: int) -> StepCommitted:
@@ -170,7 +183,7 @@ class Rank:
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 
     def _report(self, step: int, due: bool) -> StepResult:
-        state = self._state
+        state = self._begun
         return StepResult(
             rank=self._rank,
             step=step,

@@ -6,7 +6,7 @@ its key and value: a request finds those of its prefix hits there. Only `--enabl
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class RoutedExperts:
 
         return chosen._replace(route=route)
 
-    def results(self, scheduled: StepInFlight, batch: ForwardBatch, live: Collection[int]) -> tuple[PromptResult, ...]:
+    def results(self, scheduled: StepInFlight, batch: ForwardBatch, live: Container[int]) -> tuple[PromptResult, ...]:
         """What the step that ran last tells each request: the ids of the tokens it computed, before them those of its hits.
 
         `batch` has a row for each entry of `scheduled`, with the drafts that were computed. `live`: the requests that go on.

@@ -58,9 +58,14 @@ log = logging.getLogger(__name__)
 class Head(Protocol):
     """A draft head (draft_head.py)."""
 
-    config: ModelConfig
-    query_group: int
-    kv_head_count: int
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def query_group(self) -> int: ...
+
+    @property
+    def kv_head_count(self) -> int: ...
 
     def block_bytes(self, block_size: int) -> int: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -59,9 +60,12 @@ class Computed(NamedTuple):
 class Steps(Protocol):
     """The steps of one rank, computed in the order of their launches. One thread. `adapters` is None where it has no slots."""
 
-    adapters: AdapterSlots | None
-    look_s: float | None
-    """How long to wait for a message before looking at a pending step; None where its result comes with a message."""
+    @property
+    def adapters(self) -> AdapterSlots | None: ...
+
+    @property
+    def look_s(self) -> float | None:
+        """How long to wait for a message before looking at a pending step; None where its result comes with a message."""
 
     def start(self, state: State) -> None:
         """Allocate the cache. `state` is the engine's first."""
@@ -99,8 +103,11 @@ def with_drafts(done: Computed, found: Kept) -> Computed:
 def make_batch(runner: ModelRunner, config: SchedulerConfig) -> PersistentBatch:
     """The batch of a runner's engine."""
     vocabulary = runner.vocabulary(config.eos_token_ids)
-    models = ((HeadDrafts, runner.head), (DraftBatch, runner.draft)) if config.speculation else ()
-    drafts = next((partial(made_of, model) for made_of, model in models if model), None)
+    drafts: Callable[..., DraftBatch] | None = None
+    if config.speculation and runner.head is not None:
+        drafts = partial(HeadDrafts, runner.head)
+    elif config.speculation and runner.draft is not None:
+        drafts = partial(DraftBatch, runner.draft)
     return PersistentBatch(config, runner.config.vocab_size, vocabulary, drafts)
 
 
@@ -149,15 +156,16 @@ class HostSteps:
         self._runner.make_cache(config.page_count, config.block_size, config.state_pages, drafts_a_step(config))
 
     def launch(self, state: State) -> None:
-        began_s, scheduled = time.perf_counter(), state.in_flight[-1]
-        inputs = self._batch.step_inputs(state)
+        began_s, scheduled, batch = time.perf_counter(), state.in_flight[-1], self._batch
+        assert batch is not None, "start comes first"
+        inputs = batch.step_inputs(state)
         encode_ahead(self._runner, state)
         outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()
-        failed = self._batch.failed_constraints(scheduled)
+        failed = batch.failed_constraints(scheduled)
         failed += spoilt_requests(scheduled, outputs)
-        done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
+        done = finished(batch, scheduled, outputs, words, began_s)._replace(failed=failed)
         self._runner.keep_states(done.counts)
         if routed := self._runner.routes.ids:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
@@ -179,4 +187,5 @@ class HostSteps:
 
     def drop(self) -> None:
         self._done.clear()
-        self._batch.drop_steps()
+        if self._batch is not None:
+            self._batch.drop_steps()

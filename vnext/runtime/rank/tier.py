@@ -224,7 +224,9 @@ class RankTier:
         shelves = ((self._files, request.blocks, stored), (self._snapshots and self._snapshots.files, request.snapshots, behind))
         try:
             for (files, asked, written), copied in zip(shelves, copies):
-                for name, parts in zip(names_in(asked), copied()) if files is not None else ():
+                if files is None:
+                    continue
+                for name, parts in zip(names_in(asked), copied()):
                     files.write(name, parts)
                     written.append(name)
         except OSError as error:

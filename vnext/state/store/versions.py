@@ -121,7 +121,7 @@ class VersionedMap(Version[dict[Key, Value], _Change[Key, Value]], Generic[Key, 
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in (self._turned_round() if self._store is None else self._store)
 
     def __getitem__(self, key: Key) -> Value:
