@@ -32,7 +32,7 @@ class AdaptedProduct(NamedTuple):
 class Region(NamedTuple):
     """Where an adapter is, and the copy that brought it."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     mark: Mark
 
 

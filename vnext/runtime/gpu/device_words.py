@@ -75,8 +75,9 @@ class FedWatch:
         tensors += [tensor for each in places for tensor in each]
         if len(asked):
             tensors += self._of_samples(samples, adjusted)
-        adapted = self._regions is not None and forward.tiles is not None
-        of_adapters = [*forward.tiles, self._regions.memory[:, :NAME_BYTES]] if adapted else []
+        of_adapters: list[torch.Tensor] = []
+        if self._regions is not None and forward.tiles is not None:
+            of_adapters = [*forward.tiles, self._regions.memory[:, :NAME_BYTES]]
         fetched, mark = self._device.fetch([*tensors, *of_adapters])
         return FedOnDevice(fetched[: len(tensors)], mark, len(places), asked, fetched[len(tensors) :])
 
@@ -113,6 +114,7 @@ def sampling_of(
     columns = dict(zip(FLOATS, floats)) | dict(zip(LONGS, longs))
     rates = floats[RATES_AT:]
     penalised = (rates != torch.tensor(NEUTRAL)[:, None]).any(dim=0).nonzero()[:, 0]
+    repetition, presence, frequency = rates[:, penalised]
     biased = [(at, place) for at, count in enumerate(columns["bias_count"].tolist()) for place in range(count)]
     at, place = torch.tensor(biased, dtype=torch.int64).view(-1, 2).T
     early = (positions < columns["until"]).nonzero()[:, 0].tolist()
@@ -120,7 +122,7 @@ def sampling_of(
     return SamplingInputs(
         **{name: columns[name] for name in (*CHOOSING, "seed")},
         position=positions,
-        penalties=Counted(penalised, *rates[:, penalised], counted[penalised]) if len(penalised) else None,
+        penalties=Counted(penalised, repetition, presence, frequency, counted[penalised]) if len(penalised) else None,
         bias=LogitBias(at, bias_tokens[at, place], bias_values[at, place]) if biased else None,
         banned=Banned(*torch.tensor(banned, dtype=torch.int64).view(-1, 2).T) if banned else None,
     )

@@ -59,12 +59,12 @@ class DeviceModel(NamedTuple):
 
     @property
     def block_size(self) -> int:
-        return self.kv[0][0].shape[2]
+        return int(self.kv[0][0].shape[2])
 
     @property
     def kv_head_count(self) -> int:
         """Key-value heads of this rank."""
-        return self.kv[0][0].shape[1]
+        return int(self.kv[0][0].shape[1])
 
     @property
     def query_group(self) -> int:
@@ -74,7 +74,7 @@ class DeviceModel(NamedTuple):
     @property
     def null_slot(self) -> int:
         """The first slot of the null page."""
-        return (self.kv[0][0].shape[0] - 1) * self.block_size
+        return (int(self.kv[0][0].shape[0]) - 1) * self.block_size
 
     def tile_room(self, token_max: int) -> int:
         """The most tiles of adapters that a step of `token_max` tokens has."""
@@ -84,17 +84,21 @@ class DeviceModel(NamedTuple):
         """Normed hidden states [S, hidden] of a step; writes its keys and values to the cache, and what a head reads of it."""
         parallel = self.parallel
         if self.adapters is not None and batch.tiles is not None:
+            assert self.adapted_parallel is not None
             batch, parallel = batch._replace(adapted=self.adapters.adapted(batch.tiles)), self.adapted_parallel
+        found: torch.Tensor
         if self.head is None:
-            return self.family.forward(self.params, self.kv, batch, self.config, parallel)[0]
+            found, _ = self.family.forward(self.params, self.kv, batch, self.config, parallel)
+            return found
         aux = self.head.room(batch.token_ids.shape[0])
-        found = self.family.forward(self.params, self.kv, batch._replace(aux=aux), self.config, parallel)[0]
+        found, _ = self.family.forward(self.params, self.kv, batch._replace(aux=aux), self.config, parallel)
         self.head.write(batch.slots, aux)
         return found
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [S, vocab_size], whole on every rank."""
-        return self.family.logits(self.params, hidden, self.config, self.parallel)
+        found: torch.Tensor = self.family.logits(self.params, hidden, self.config, self.parallel)
+        return found
 
 
 def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fixed: bool) -> str:
@@ -114,4 +118,5 @@ def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype
 
 def heads_like(dtype: torch.dtype, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A query and a cache of no tokens on the GPU."""
-    return tuple(torch.empty(shape, dtype=dtype, device="cuda") for shape in ((0, 1, head_dim), (0, 1, 1, head_dim)))
+    query, cache = (torch.empty(shape, dtype=dtype, device="cuda") for shape in ((0, 1, head_dim), (0, 1, 1, head_dim)))
+    return query, cache

@@ -28,16 +28,15 @@ class RowParameters:
     """Tables of `row_count` rows. One thread; everything runs as work of the device and nothing waits."""
 
     def __init__(self, row_count: int, vocab_size: int, device: torch.device) -> None:
-        here = {"device": device}
-        self._floats = torch.zeros((len(FLOATS), row_count), dtype=torch.float32, **here)
+        self._floats = torch.zeros((len(FLOATS), row_count), dtype=torch.float32, device=device)
         for name in FLOATS[1:]:  # a row without a request is sampled greedily
             self._floats[FLOATS.index(name)] = DEFAULTS[name]
-        self._longs = torch.zeros((len(LONGS), row_count), dtype=torch.int64, **here)
-        self._history = torch.zeros((row_count, vocab_size), dtype=torch.int32, **here)
-        self._bias_tokens = torch.zeros((row_count, ROOM["bias"]), dtype=torch.int64, **here)
-        self._bias_values = torch.zeros((row_count, ROOM["bias"]), dtype=torch.float32, **here)
-        self._stop_tokens = torch.zeros((row_count, ROOM["stop"]), dtype=torch.int64, **here)
-        self._one = torch.ones(1, dtype=torch.int32, **here)
+        self._longs = torch.zeros((len(LONGS), row_count), dtype=torch.int64, device=device)
+        self._history = torch.zeros((row_count, vocab_size), dtype=torch.int32, device=device)
+        self._bias_tokens = torch.zeros((row_count, ROOM["bias"]), dtype=torch.int64, device=device)
+        self._bias_values = torch.zeros((row_count, ROOM["bias"]), dtype=torch.float32, device=device)
+        self._stop_tokens = torch.zeros((row_count, ROOM["stop"]), dtype=torch.int64, device=device)
+        self._one = torch.ones(1, dtype=torch.int32, device=device)
         self.version = 0
 
     @property

@@ -6,7 +6,8 @@ tokens are sent, not a vocabulary; the device counts tokens sampled later. The d
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Wants(NamedTuple):
 
 
 PLAIN = Wants(False, False)
+
+Entry = TypeVar("Entry")
 
 
 class SamplingUpdate(NamedTuple):
@@ -107,7 +110,8 @@ class SamplingUpdates:
 
     def logprobs(self, places: np.ndarray) -> np.ndarray:
         """Alternatives that each row asked for, -1 none (int64 [S])."""
-        return self._logprobs[places]
+        found: np.ndarray = self._logprobs[places]
+        return found
 
     def take(self) -> dict[str, np.ndarray]:
         """Updates recorded since the last call, as RowParameters.bring takes them; {} for none."""
@@ -115,7 +119,7 @@ class SamplingUpdates:
         if not self._pending_updates:
             return kept
         updates, self._pending_updates = self._pending_updates, {}
-        reported = {
+        reported: dict[str, np.ndarray] = {
             "joined": np.array([*updates], dtype=np.int64),
             "floats": np.array([note.floats for note in updates.values()], dtype=np.float32).T.reshape(-1),
             "longs": np.array([note.longs for note in updates.values()], dtype=np.int64).T.reshape(-1),
@@ -127,15 +131,18 @@ class SamplingUpdates:
     def _take_kept(self) -> dict[str, np.ndarray]:
         """Entries of the [rows, V] table that grow by one, as often as they are named."""
         kept, self._kept = self._kept, []
-        return {"kept_at": np.array(kept, dtype=np.int64) @ (self._vocab_size, 1)} if kept else {}
+        if not kept:
+            return {}
+        at: np.ndarray = np.array(kept, dtype=np.int64) @ (self._vocab_size, 1)
+        return {"kept_at": at}
 
     def _history(self, updates: dict[int, SamplingUpdate]) -> dict[str, np.ndarray]:
         """Entries of the [rows, V] table as one sequence."""
-        found = {place: note for place, note in updates.items() if note.history is not None}
+        found = {place: (note.history, note.prompt_length) for place, note in updates.items() if note.history is not None}
         if not found:
             return {}
-        prompts = [place * self._vocab_size + note.history[: note.prompt_length] for place, note in found.items()]
-        outputs = [place * self._vocab_size + note.history[note.prompt_length :] for place, note in found.items()]
+        prompts = [place * self._vocab_size + history[:length] for place, (history, length) in found.items()]
+        outputs = [place * self._vocab_size + history[length:] for place, (history, length) in found.items()]
         cleared = np.array([*found], dtype=np.int64)
         return {"cleared": cleared, "prompt_at": np.concatenate(prompts), "output_at": np.concatenate(outputs)}
 
@@ -157,13 +164,13 @@ class SamplingUpdates:
         tokens = [token for each in found.values() for token in repeated(each, room)]
         return {"stop_rows": np.array([*found], dtype=np.int64), "stop_tokens": np.array(tokens, dtype=np.int64)}
 
-    def _make_room(self, kind: str, found) -> int:
+    def _make_room(self, kind: str, found: Collection[tuple[object, ...]]) -> int:
         """Entries per row, doubled until the longest fits."""
         while self._room[kind] < max(map(len, found)):
             self._room[kind] *= 2
         return self._room[kind]
 
 
-def repeated(entries: tuple, count: int) -> tuple:
+def repeated(entries: tuple[Entry, ...], count: int) -> tuple[Entry, ...]:
     """`count` entries: the first one fills up the rest."""
     return entries + entries[:1] * (count - len(entries))

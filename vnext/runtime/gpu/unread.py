@@ -120,6 +120,7 @@ class LaterDrafts:
     def launched(self, drafted: Drafted, places: np.ndarray, samples: StepSamples) -> None:
         """The step runs; `places` int64 [R]: the rows of its entries."""
         scheduled = drafted.scheduled
+        assert scheduled.drafts is not None
         places, drafts = places[scheduled.samples], scheduled.drafts[scheduled.samples]
         plain = places[drafts == 0]
         self._lengths[plain] += 1
