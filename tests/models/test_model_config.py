@@ -107,6 +107,7 @@ WITH_TOWER = {"text_config": PLAIN, "vision_config": {"image_size": 32, "patch_s
 SEEING = ("Idefics3", "SmolVLM", "LlavaOnevision", "Gemma3ForConditional")
 PIXTRAL = WITH_TOWER | {"vision_config": {"image_size": 32, "patch_size": 8, "hidden_act": "silu"}}
 TURNING = WITH_TOWER | {"text_config": PLAIN | {"rope_scaling": {"type": "mrope", "mrope_section": [PLAIN["hidden_size"] // PLAIN["num_attention_heads"] // 2, 0, 0]}}}
+INTERLEAVED = TURNING | {"text_config": TURNING["text_config"] | {"head_dim": 16, "rope_scaling": {"mrope_section": [4, 2, 2]}, "num_hidden_layers": 3}}
 SHARED = {"towers.siglip"}  # parts of several families
 WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim", "attention_heads")} | {"d_model": 8}
 
@@ -114,7 +115,7 @@ WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     beginnings = {
         "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Whisper": WHISPER,
-        "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, **dict.fromkeys(SEEING, WITH_TOWER),
+        "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
     }  # fmt: skip
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
     return parse_config({**PLAIN, **own, "architectures": [architecture], **changes}, {})

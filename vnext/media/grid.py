@@ -63,12 +63,12 @@ def form_in(folder: Path, token: int, patch: int, merged: int, room: int) -> Gri
     which larger images shrink. Raises MediaError."""
     raw, side = settings_in(folder), patch * merged
     size = raw.get("size") or {}
-    own = size if isinstance(size, dict) else {}
-    least, most = raw.get("min_pixels") or own.get("shortest_edge", LEAST), raw.get("max_pixels") or own.get("longest_edge", MOST)
-    if not isinstance(least, int) or not isinstance(most, int) or not TOKENS_MIN * side**2 <= least <= most:
+    own, fewest = size if isinstance(size, dict) else {}, TOKENS_MIN * side**2
+    least, most = raw.get("min_pixels") or own.get("shortest_edge", max(LEAST, fewest)), raw.get("max_pixels")
+    most = most or own.get("longest_edge", MOST)
+    if not isinstance(least, int) or not isinstance(most, int) or not fewest <= least <= most:
         raise MediaError(
-            f"{FORM_FILE}: an image has {least!r} to {most!r} pixels: these must be numbers, in order, of {TOKENS_MIN * side**2} "
-            "or more"
+            f"{FORM_FILE}: an image has {least!r} to {most!r} pixels: these must be numbers, in order, of {fewest} or more"
         )
     for key, known in (("patch_size", patch), ("merge_size", merged)):
         if raw.get(key, known) != known:

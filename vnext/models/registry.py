@@ -137,6 +137,7 @@ ROWS = MappingProxyType(
         "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),
         "LlavaOnevisionForConditionalGeneration": Row("towers.llava_onevision", "llava_onevision"),
         "Qwen2_5_VLForConditionalGeneration": Row("towers.qwen2_5_vl", "qwen2_5_vl"),
+        "Qwen3VLForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
     }
 )

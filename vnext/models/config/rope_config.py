@@ -133,13 +133,18 @@ def parse_yarn(rope: Rope, scaling: Json, longest: int) -> Rope:
     )
 
 
-def with_axes(rope: Rope, scaling: Json, pair_count: int) -> Rope:
-    """The rope, whose pairs turn in turn by time, rows and columns, so many each as mrope_section says. Raises ModelError."""
+def with_axes(rope: Rope, scaling: Json, pair_count: int, *, takes_turns: bool = False) -> Rope:
+    """The rope, whose pairs turn by time, by rows and by columns, so many each as mrope_section says, one behind the others or, as
+    long as there are enough, in turn. Raises ModelError."""
     sections = scaling.get("mrope_section", [16, 24, 24])
     counts = sections if isinstance(sections, list) else []
     if len(counts) != 3 or not all(isinstance(each, int) and each >= 0 for each in counts) or sum(counts) != pair_count:
         raise ModelError(f"mrope_section is {shown(sections)} and must be three numbers of sum {pair_count}; correct config.json")
-    return msgspec.structs.replace(rope, axes=tuple(axis for axis, count in enumerate(counts) for _ in range(count)))
+    if takes_turns:
+        axes = [pair % 3 if pair % 3 and pair < 3 * counts[pair % 3] else 0 for pair in range(pair_count)]
+    else:
+        axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
+    return msgspec.structs.replace(rope, axes=tuple(axes))
 
 
 def parse_longrope(rope: Rope, scaling: Json, longest: int, pair_count: int, beyond: bool) -> Rope:

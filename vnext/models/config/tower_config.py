@@ -21,7 +21,9 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     a side, at most; `patch`: pixels along a patch. `shuffle`: states along each side of the square that becomes a vector of `width`
     numbers; `most` squares of an image have all their vectors, 0 where no image has several. `theta`: of the rope over rows and
     columns, 0 where positions are learned. `eps`: of norms, `merger_eps` of the one behind the layers. `frames`: of a patch, all
-    alike in an image. `window`: squares along each side of what layers see, 0 for all; `whole_layers` see all.
+    alike in an image. `window`: squares along each side of what layers see, 0 for all; `whole_layers` see all. `places`: learned
+    positions along each side, between which those of patches lie, 0 where each patch has one. What `deep_layers` leave joins the
+    first layers of the decoder.
     """
 
     form: FormName
@@ -42,6 +44,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     frames: int = 1
     window: int = 0
     whole_layers: tuple[int, ...] = ()
+    places: int = 0
+    deep_layers: tuple[int, ...] = ()
 
     @property
     def side(self) -> int:
@@ -204,6 +208,22 @@ def parse_grid(raw: Json, width: int) -> Tower:
         window=window // shuffle // patch,
         whole_layers=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
     )
+
+
+def parse_deep_grid(raw: Json, width: int, layers: int) -> Tower:
+    """The tower of Qwen3-VL beside a decoder of so many layers. Raises ModelError."""
+    usual = {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "num_heads": 16, "patch_size": 16}
+    vision = usual | {"num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh"} | required(raw, "vision_config", {})
+    refuse(vision, "hidden_act", unless=("gelu_pytorch_tanh",))
+    count, places = positive(vision, "depth"), positive(vision, "num_position_embeddings")
+    deep = tuple(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    if isqrt(places) ** 2 != places or list(deep) != sorted({*deep} & {*range(count)}) or len(deep) > layers:
+        raise ModelError(
+            f"vision_config has {places} positions, which must be a square, and deepstack_visual_indexes {deep}, which must be "
+            f"numbers of its {count} layers, in order and at most {layers}; correct config.json"
+        )
+    found = parse_grid({**raw, "vision_config": {**vision, "hidden_act": "silu", "window_size": GRID_MAX * 64}}, width)
+    return msgspec.structs.replace(found, activation="gelu_tanh", window=0, whole_layers=(), places=isqrt(places), deep_layers=deep)
 
 
 SPAN_UNIT = 32

@@ -84,7 +84,8 @@ class ForwardBatch(NamedTuple):
     compute with them. `aux` takes the inputs of some layers. `states` [T, hidden]: what the layers of the stages before have made
     of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up. `recurrent` is None
     where all layers attend. `inputs`: where tokens, which are below 0 there, stand for images. `turning`: the places by which a
-    rope with axes turns, int64 [T], or [3, T] where images are among the tokens; None where these are `positions`.
+    rope with axes turns, int64 [T], or [3, T] where images are among the tokens; None where these are `positions`. `deep`: tokens
+    and what is added to them behind the first layers in turn, [tokens, layers, hidden].
     """
 
     token_ids: Array
@@ -105,6 +106,7 @@ class ForwardBatch(NamedTuple):
     recurrent: RecurrentBatch | None = None
     inputs: tuple[InputPart, ...] = ()
     turning: Array | None = None
+    deep: tuple[tuple[slice, Array], ...] = ()
 
     @property
     def places(self) -> Array:

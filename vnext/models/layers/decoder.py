@@ -110,7 +110,7 @@ def forward(
     steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
     residual = embedded(params, batch, parallel) if batch.states is None else batch.states
     is_alone = parallel.world_size == 1 and not batch.adapters and batch.adapted is None
-    if params.stack is not None and params.local_frequencies is None and params.inputs is None and is_alone:
+    if params.stack is not None and params.local_frequencies is None and params.inputs is None and is_alone and not batch.deep:
         turning = next((step for step in steps if step.cosine is not None), steps[0])
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:
@@ -121,9 +121,13 @@ def forward(
     residual = norm_of(residual, params.embedding_norm, steps[0])
     normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
-    for layer, cache, next_norm, step in zip(params.layers, layer_caches(kv, batch, config), next_norms, steps):
+    for at, (layer, cache, next_norm, step) in enumerate(zip(params.layers, layer_caches(kv, batch, config), next_norms, steps)):
         keep_input(residual, step)
         normed, residual = run_layer(layer, cache, normed, residual, next_norm, step)
+        for places, added in batch.deep:
+            if at < added.shape[1]:
+                residual[places] += added[:, at]
+                normed[places] = norm_of(residual[places], next_norm, step)
     keep_output(residual, steps[-1])
     return normed.index_select(0, batch.sample_at), kv
 

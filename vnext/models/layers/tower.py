@@ -62,13 +62,15 @@ class TowerParams(NamedTuple):
 
 class Passing(NamedTuple):
     """An image on its way through a tower: states [N, rows * columns, hidden] of N images of one size, computed one by one, and the
-    step of their layers. `windows` int64: how many states there are in each of those that some layers see, in their order."""
+    step of their layers. `windows` int64: how many states there are in each of those that some layers see, in their order.
+    `kept`: states as the tower's deep layers left them."""
 
     states: torch.Tensor
     step: Step
     rows: int
     columns: int
     windows: np.ndarray | None = None
+    kept: tuple[torch.Tensor, ...] = ()
 
 
 def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig) -> Passing:
@@ -90,10 +92,12 @@ def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelC
         cut = cut.unflatten(0, (count, -1))[:, order].flatten(0, 1)
     states = step.operations.linear(cut.to(kv[0][0].dtype).contiguous(), *params.patches)
     states = norm_of(states, params.before, step).unflatten(0, (count, -1))
-    if params.positions is not None:
+    if params.positions is not None and tower.places:
+        states = states + between(params.positions, rows, columns, tower.places)[order].to(states.dtype)
+    elif params.positions is not None:
         places = place_numbers(rows) if tower.form == "tiles" else np.arange(rows * columns)
         states = states + params.positions.index_select(0, as_tensor(places))
-    return Passing(states, step, rows, columns, windows)
+    return Passing(states, step, rows, columns, windows if tower.window else None)
 
 
 Windows = np.ndarray | None
@@ -111,6 +115,8 @@ def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: Model
         for each in passing.states:
             for _ in through((layer,), each, kv, passing.step, band, windows):
                 yield count * images * parts_of(states, band)
+        if config.tower is not None and at in config.tower.deep_layers:
+            passing = passing._replace(kept=(*passing.kept, passing.states.clone()))
     return end(params, passing)
 
 
@@ -173,6 +179,24 @@ def squares(passing: Passing, by: int) -> torch.Tensor:
     count, _, hidden = passing.states.shape
     cut = passing.states.reshape(count, passing.rows // by, by, passing.columns // by, by, hidden)
     return cut.permute(0, 1, 3, 2, 4, 5).reshape(count, -1, by * by, hidden)
+
+
+def between(positions: torch.Tensor, rows: int, columns: int, side: int) -> torch.Tensor:
+    """Of positions [side * side, hidden] those of an image's patches row by row, float32: each between the four around it, those at
+    its corners as they are."""
+
+    def along(count: int) -> tuple[np.ndarray, np.ndarray]:
+        at = np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+        low = np.floor(at)
+        return np.minimum(np.stack((low, low + 1)).astype(np.int64), side - 1), np.stack((1 - (at - low), at - low))
+
+    (down, above), (across, before) = along(rows), along(columns)
+    found = positions.new_zeros((rows * columns, positions.shape[1])).float()
+    for at, share in zip(down, above):
+        for place, part in zip(across, before):
+            weights = as_tensor((share[:, None] * part).astype(np.float32).reshape(-1, 1))
+            found = found + positions.index_select(0, as_tensor((at[:, None] * side + place).reshape(-1))).float() * weights
+    return found
 
 
 def square_order(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int]]:

@@ -37,7 +37,8 @@ KEPT_BYTES = 256 << 20
 
 
 class Encoded(NamedTuple):
-    """What stands for an input: `vectors` [N, width], each where `spelled` [N] has the token that stands for them."""
+    """What stands for an input: `vectors` [N, width], and behind them what first layers add to them in turn, each where `spelled`
+    [N] has the token that stands for them."""
 
     vectors: torch.Tensor
     spelled: torch.Tensor
@@ -102,9 +103,12 @@ class Inputs:
             tokens[places] = spelled
         batch = batch._replace(token_ids=tokens)
         states = embedded(params, batch, parallel)
+        width, deep = states.shape[1], list[tuple[slice, torch.Tensor]]()
         for places, (vectors, spelled) in found:
-            states[places] = torch.where((spelled == self._token)[:, None], vectors, states[places])
-        return batch._replace(states=states)
+            states[places] = torch.where((spelled == self._token)[:, None], vectors[:, :width], states[places])
+            if vectors.shape[1] > width:
+                deep.append((places, vectors[:, width:].unflatten(1, (-1, width))))
+        return batch._replace(states=states, deep=tuple(deep))
 
     def vectors(self, digest: bytes) -> torch.Tensor:
         """Of an input that has been encoded, [N, width]."""

@@ -223,8 +223,8 @@ def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
     """Give the runner the tower of a model that reads images or sounds, where this rank embeds tokens. Raises ModelError."""
     config = runner.config
     is_cut = config.stage is not None
-    if is_cut and (config.sound is not None or (config.tower is not None and config.tower.is_mutual)):
-        kind = "listens" if config.sound is not None else "sees images to both sides"
+    if is_cut and (config.sound is not None or (config.tower is not None and (config.tower.is_mutual or config.tower.deep_layers))):
+        kind = "listens" if config.sound is not None else "sees images to both sides or in several layers"
         raise ModelError(f"A model that {kind} is not cut into stages: leave --pipeline-parallel-size out.")
     if reads_inputs(settings, runner) and config.is_first:
         from vnext.runtime.rank.images import Images, Sounds  # compute in torch

@@ -70,6 +70,14 @@ CASES = {
         {"size": {"shortest_edge": 16**2, "longest_edge": 96**2}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
         ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
     ),
+    "deep": SeeingCase(
+        "Qwen3VL", {"model_type": "qwen3_vl_text", "head_dim": 12, "num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+        {"model_type": "qwen3_vl_vision", "num_hidden_layers": 4, "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
+        {"image_token_id": IMAGE, "video_token_id": 96, "vision_start_token_id": 91, "vision_end_token_id": 92},
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        {"size": {"shortest_edge": 16**2, "longest_edge": 96**2}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
+        ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
+    ),
 }  # fmt: skip
 MARKS = {"whole": "<start_of_image>"}
 """What stands for an image in a text, where it is not the token of vectors."""

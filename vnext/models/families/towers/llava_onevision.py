@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: SigLIP's tower over squares of an image, and Qwen 2."""
+"""LLaVA-OneVision: SigLIP's tower over squares, and Qwen 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whisper: an encoder of sounds, and a decoder that listens to it."""
+"""Whisper: an encoder of sounds, and a decoder."""
 
 from __future__ import annotations
 
