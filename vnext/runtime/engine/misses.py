@@ -117,7 +117,7 @@ class CacheMisses:
             if common >= hit + size:  # in what the earlier request wrote
                 lost = min(common // size, len(names)) * size - hit
                 return self._absent(before, after, names[first], seen.request.id, CacheMiss("evicted", hit, lost))
-            lost = min(len(seen.tokens) // (4 * size), len(names)) * size - hit
+            lost = min(len(seen.tokens) // 4, len(request.prompt) // 4, entry.hits_max) // size * size - hit
             is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
             if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
                 return CacheMiss("changed", common, lost)
