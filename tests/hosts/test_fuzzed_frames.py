@@ -100,7 +100,7 @@ def test_strangers_end_no_master_no_server_of_blocks_and_no_stage(hosts: Hosts, 
     strangers_at((hosts.address, hosts.port), rng, rounds)
     come(hosts).close()
     assert not hosts.is_blind
-    server = BlockServer(("127.0.0.1", 0), WORD, b"identity", lambda name: b"the block " + name)
+    server = BlockServer(("127.0.0.1", 0), WORD, {b"identity": lambda name: b"the block " + name})
     host, port = server.address.split(":")
     strangers_at((host, int(port)), rng, rounds)
     source = TcpSource(server.address, WORD, b"identity")
@@ -166,7 +166,7 @@ def test_what_a_master_sends_is_the_loss_of_the_master(tmp_path: Path, rounds: i
 
 def test_what_an_engine_sends_of_blocks_is_no_block(tmp_path: Path, rounds: int) -> None:
     rng = random.Random(5)
-    server = BlockServer(("127.0.0.1", 0), WORD, b"identity", lambda name: b"block")
+    server = BlockServer(("127.0.0.1", 0), WORD, {b"identity": lambda name: b"block"})
     host, port = server.address.split(":")
     for _ in range(rounds // 4):
         wire = connected(socket.create_connection((host, int(port)), 20), WORD, "host")

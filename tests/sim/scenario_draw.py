@@ -171,8 +171,7 @@ def as_staged(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
 
 def has_states(seed: int) -> bool:
     """Whether the model of this seed's scenario has recurrent layers."""
-    others = has_peers(seed), has_microbatches(seed)
-    return seed % RECURRENT_SEEDS in (10, 11) and not any(others)
+    return seed % RECURRENT_SEEDS in (10, 11) and not has_microbatches(seed)
 
 
 def as_recurrent(rng: Rng, config: SchedulerConfig, on_disk: bool = False) -> SchedulerConfig:

@@ -134,7 +134,7 @@ class SimTier(Source):
 
     def _receive(self, transfer: Transfer) -> ReadBack:
         """All that another engine has, or a part of it."""
-        count = len(transfer.keys) - transfer.hits
+        count = transfer.count
         return ReadBack(transfer.number, self._rng.below(count + 1) if self._rng.happens(30) else count, b"")
 
     def _written(self, state: State) -> tuple[int, Stored] | None:
@@ -177,12 +177,11 @@ class SimTier(Source):
         """The end of a transfer from another engine. H1: no block comes under a name that its request does not have there."""
         transfer = next(each for each in tier.transfers if each.number == answer.transfer)
         names = transfer.keys[transfer.hits : transfer.hits + answer.blocks]
-        if not names:
+        if not transfer.keys or not answer.blocks:
             return PromotionEnded(transfer=answer.transfer)
-        came = BlocksReceived(
-            transfer=answer.transfer, count=len(names), names=b"".join(names), checksums=b"".join(names[::-1])
-        )
-        stale = bytes(byte ^ 1 for byte in names[-1])
+        checksums = bytes(BLOCK_HASH_SIZE * answer.blocks)
+        came = BlocksReceived(transfer=answer.transfer, count=answer.blocks, names=b"".join(names), checksums=checksums)
+        stale = bytes(byte ^ 1 for byte in transfer.keys[-1])
         core.require_refused(replace(came, names=b"".join((*names[:-1], stale))))
         core.require_refused(replace(came, checksums=b""))
         return came

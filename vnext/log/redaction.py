@@ -101,8 +101,8 @@ class Redactor:
         keys = self._promoted.pop(event.transfer, ())
         for transfer in before.tier.transfers if before.tier else ():
             if transfer.number == event.transfer and transfer.keys:
-                keys = keys or tuple(pseudonyms.block_label(self._key, key) for key in transfer.keys)
-                self._redacted_blocks.promoted(transfer.pages, keys[: len(transfer.keys)])
+                keys = (keys or tuple(pseudonyms.block_label(self._key, key) for key in transfer.keys))[: len(transfer.keys)]
+                self._redacted_blocks.promoted(transfer.pages, keys)
                 if isinstance(event, BlocksReceived):
                     names = b"".join(keys[transfer.hits : transfer.hits + event.count])
                     return msgspec.structs.replace(event, names=names, checksums=self._labels(event.checksums))

@@ -1,7 +1,7 @@
 """Hand-over: which prompt's blocks go to another engine now, and what both engines must agree on. Pure.
 
 A prompt that is computed for another engine is handed over in the step that computes the last of its full blocks: ranks read the
-pages behind that step, while its request still holds them.
+pages behind that step, while its request still holds them. With recurrent layers that is where its last snapshot is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 import msgspec
 
 from vnext.state.events import BlocksHandedOver, BlocksReceived, RequestId
-from vnext.state.facilities.handover import handed_over, row_of
+from vnext.state.facilities.handover import handed_over, row_of, snapshot_of
 from vnext.state.facilities.tier import names_in
 from vnext.state.state import Request, State, root_of
 
@@ -25,7 +25,9 @@ def next_hand_over(state: State, wanted: Collection[int]) -> BlocksHandedOver | 
             continue
         count = (int(rows.prompt[row]) - 1) // size
         if 0 < count <= int(rows.hashed_blocks[row]):
-            return BlocksHandedOver(id=RequestId(id_), count=count)
+            event = BlocksHandedOver(id=RequestId(id_), count=count)
+            if state.pool.states is None or snapshot_of(state, handed_over(state, event)[0]) >= 0:
+                return event
     return None
 
 

@@ -72,7 +72,7 @@ def _elsewhere(state: State, tier: Tier, entry: Waiting, hits: int, is_peers: bo
     for edge in range(end, hits, -1):
         if edge > first and states.prefix_index.block_of(keys[edge - 1]) is not None:
             return edge - first, 0
-        if keys[edge - 1] in tier.snapshots.disk:
+        if is_peers or keys[edge - 1] in tier.snapshots.disk:
             return max(edge - first, 0), edge
     return 0, 0
 

@@ -19,7 +19,7 @@ import xxhash
 from vnext.sampling.constraint import Matcher
 from vnext.sim.checks.plain_state import Divergence, PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
-from vnext.sim.rank_values import BEHIND, Contents, StepResult, is_short_in, spoil
+from vnext.sim.rank_values import BEHIND, Contents, StepResult, is_short_in, named_since, spoil
 from vnext.sim.states import ShadowStates
 from vnext.sim.story import CHAIN_FACTOR, CHAIN_MASK, Story, ids_of
 from vnext.sim.toy import ToyVocabulary, constrained, nearest
@@ -40,8 +40,7 @@ from vnext.state.events import (
     first_of,
     plan_of,
 )
-from vnext.state.facilities.handover import handed_over
-from vnext.state.pool import Pool, indexed_since
+from vnext.state.facilities.handover import handed_over, snapshot_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -184,16 +183,10 @@ class Rank:
         pool, was_short = self.state.pool, is_short_in(before, self._contents.short)
         if self.state.tier is None or is_short_in(self.state, self._contents.short):
             return
-        for key, block in self._named(pool, before.pool, was_short):
+        for key, block in named_since(pool, before.pool, was_short):
             self._compare_stored(key, self.cache[block], f"block {block}")
-        for key, page in self._named(pool.states, before.pool.states, was_short):
+        for key, page in named_since(pool.states, before.pool.states, was_short):
             self._compare_stored(key + BEHIND, self._states.content(page), f"state page {page}")
-
-    def _named(self, pool: Pool | None, older: Pool | None, again: bool) -> list[tuple[bytes, int]]:
-        """The pages that have a name now and had none; all with a name `again`."""
-        if pool is None or older is None or (pool.prefix_index is older.prefix_index and not again):
-            return []
-        return list(pool.prefix_index.blocks().items()) if again else indexed_since(pool, older)
 
     def _compare_stored(self, key: bytes, content: list[int], what: str) -> None:
         if self._contents.blocks.setdefault(key, content.copy()) != content:
@@ -231,9 +224,13 @@ class Rank:
         """
         if is_short_in(self.state, self._contents.short):
             return
-        for name, page in zip(*handed_over(self.state, event), strict=True):
+        names, pages = handed_over(self.state, event)
+        for name, page in zip(names, pages, strict=True):
             if self._contents.blocks.get(name) != self.cache[page]:
                 raise Divergence(f"H1: request {event.id} hands over page {page} under a name that stands for another content")
+        page = snapshot_of(self.state, names)
+        if page >= 0 and self._contents.blocks.get(names[-1] + BEHIND) != self._states.content(page):
+            raise Divergence(f"H1: request {event.id} hands over a snapshot under a name that stands for another content")
 
     def _as_before(self, before: State, id_: int, block: int) -> list[int]:
         """What a run before this list of events has written of a request's block."""

@@ -10,6 +10,7 @@ from vnext.sim.checks import fitting
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, MemoryRanShort, StepCommitted, StepLimitRaised, StepRewound
+from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Transfer
 
 SPOILT = -11
@@ -47,6 +48,13 @@ class Contents:
 def is_short_in(state: State, short: Collection[int]) -> bool:
     """Whether one of the steps in flight lacks memory."""
     return bool(short) and any(step.step in short for step in state.in_flight)
+
+
+def named_since(pool: Pool | None, older: Pool | None, again: bool) -> list[tuple[bytes, int]]:
+    """The pages that have a name now and had none; all with a name `again`."""
+    if pool is None or older is None or (pool.prefix_index is older.prefix_index and not again):
+        return []
+    return list(pool.prefix_index.blocks().items()) if again else indexed_since(pool, older)
 
 
 def spoil(cache: list[list[int]], seen: PlainState) -> StepCommitted:

@@ -18,7 +18,7 @@ from tests.core_drive import Engine
 from vnext.runtime.hosts import wire
 from vnext.runtime.hosts.handover import receiving, tcp
 from vnext.runtime.hosts.handover.addresses import split_address
-from vnext.runtime.hosts.handover.publishing import Publisher
+from vnext.runtime.hosts.handover.publishing import Publisher, Shelf
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.source import HandoverFailed
 from vnext.runtime.hosts.handover.tcp import BlockServer
@@ -46,8 +46,8 @@ class Two:
         self.came = np.zeros_like(self.sent)
         self.folder = folder
         files = PageFiles(folder, MODEL, PAGE_BYTES)
-        self.server = BlockServer(split_address(address), secret, files.identity, files.raw) if address else None
-        self.publisher = Publisher(0, str(folder), files, lambda: [self.sent], room_bytes, self.server)
+        self.server = BlockServer(split_address(address), secret, {files.identity: files.raw}) if address else None
+        self.publisher = Publisher(0, str(folder), Shelf(files, lambda: [self.sent], room_bytes), self.server)
         self.ticket = Ticket(folder="" if address else str(folder), addresses=(self.server.address,) if self.server else ())
         self.left, self.names = Engine(), ()
 
@@ -191,7 +191,8 @@ def test_a_server_that_ends_half_way_is_half_a_hit(over_tcp: Two, caplog: pytest
             raise wire.WireBroken("this host was unplugged")
         return raw(name)
 
-    raw, over_tcp.server._read = over_tcp.server._read, ends
+    ((identity, raw),) = over_tcp.server._reads.items()
+    over_tcp.server._reads = {identity: ends}
     assert over_tcp.receive().count == 1
     assert "end half-way" in caplog.text
 

@@ -53,6 +53,9 @@ STATE_TIER_BUGS = [
     bug("a log's snapshot forgets a transfer's state page", "log.snapshot", "np.array([each.state for each in transfers if each.state >= 0], np.int64)", "np.empty(0, np.int64)", "X2", "BadSnapshot", "N4"),
     bug("a log's snapshot forgets the snapshots on disk", "log.snapshot", "None if frame.snapshots is None else _tier(frame.snapshots)", "None", "Y1", "X2", "BadSnapshot", "IllegalEvent"),
 ]  # fmt: skip
+STATE_PEER_BUGS = [
+    bug("a snapshot of an earlier block leaves", "state.facilities.handover", "prefix_index.block_of(names[-1])", "prefix_index.block_of(names[0])", "H1", "IllegalEvent"),
+]  # fmt: skip
 PEER_BUGS = [
     bug("a stale block comes", "state.facilities.handover", "event.count > 0 and event.names == names", "event.count > 0", "should have been refused"),
     bug("blocks come without a checksum", "state.facilities.handover", "fitting = len(event.checksums) > 0 and", "fitting =", "should have been refused"),

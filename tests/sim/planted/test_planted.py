@@ -25,7 +25,7 @@ from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_shortage_bugs import SHORTAGE_BUGS
 from planted_state_bugs import INPUT_BUGS, INPUT_LOSS_BUGS, STATE_BUGS
-from planted_tier_bugs import PEER_BUGS, STATE_TIER_BUGS, TIER_BUGS
+from planted_tier_bugs import PEER_BUGS, STATE_PEER_BUGS, STATE_TIER_BUGS, TIER_BUGS
 from planted_weights_bugs import WEIGHTS_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import (
@@ -48,6 +48,11 @@ NEITHER = 2**30
 def reads_snapshots(seed: int) -> bool:
     """Whether the model has recurrent layers and the engine a disk tier."""
     return has_disk(seed) and has_states(seed)
+
+
+def hands_states_over(seed: int) -> bool:
+    """Whether the model has recurrent layers and prompts are computed elsewhere."""
+    return has_peers(seed) and has_states(seed)
 
 
 def takes_turns(seed: int) -> bool:
@@ -82,7 +87,7 @@ def pins_states(seed: int) -> bool:
 
 SHOWN = {
     speculates: DRAFT_BUGS, drafts_at_a_price: COST_BUGS, drafts_by_grammar: FORCING_BUGS, constrains: CONSTRAINT_BUGS,
-    is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, reads_snapshots: STATE_TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
+    is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, reads_snapshots: STATE_TIER_BUGS, hands_states_over: STATE_PEER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
     has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, pins_states: PINNED_STATE_BUGS, has_pictures: INPUT_BUGS,
     lacks_memory: SHORTAGE_BUGS, loses_units: INPUT_LOSS_BUGS,

@@ -95,8 +95,10 @@ def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequen
     the cache's memory at most. Raises SettingsError."""
     if not settings.enable_chunked_prefill:
         raise SettingsError("chunked prefill is off and the model has recurrent layers, whose snapshots cut prompts: leave it on")
-    if settings.kv_disk_dir and not settings.snapshot_interval:
-        raise SettingsError("--kv-disk-dir keeps snapshots of recurrent layers, and --snapshot-interval 0 makes none: leave it out")
+    hands_over = settings.role != "both" or settings.prefill_engines
+    if (settings.kv_disk_dir or hands_over) and not settings.snapshot_interval:
+        who = "a hand-over" if hands_over else "--kv-disk-dir"
+        raise SettingsError(f"{who} needs snapshots of recurrent layers, and --snapshot-interval 0 makes none: leave it out")
     interval = -(-settings.snapshot_interval // settings.block_size) * settings.block_size
     bounds = replace(bounds, microbatches=1, snapshot_interval=interval, state_pages=1)
     held, few = pages_held(bounds), bounds.speculation.num_speculative_tokens if bounds.speculation else 0

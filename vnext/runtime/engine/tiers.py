@@ -237,7 +237,7 @@ class TierTransfers(Facility):
 
     def _received_from_peer(self, transfer: Transfer, count: int, answers: Sequence[BlocksRead]) -> PromotionEnded:
         """The end of a transfer from another engine: what all ranks have, by name and checksum."""
-        self._absent += len(transfer.pages) - transfer.hits - count
+        self._absent += transfer.count - count
         ended = self._over(transfer.number, count if transfer.keys else 0)
         if not ended.count:
             return ended

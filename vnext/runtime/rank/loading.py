@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import has_tower, unread
 from vnext.models.outside import use_file
 from vnext.runtime.hosts.handover.addresses import split_address
-from vnext.runtime.hosts.handover.publishing import Publisher
+from vnext.runtime.hosts.handover.publishing import Publisher, Shelf
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.wire import secret_of
@@ -46,7 +45,7 @@ from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.load_progress import LoadProgress
-from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles, PageFolder
+from vnext.runtime.rank.page_files import HEADER_BYTES, PageFolder, open_files
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner, Routes
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from vnext.sampling.sampling import Choose
 
 SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
-LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
 log = logging.getLogger(__name__)
 
 
@@ -105,6 +103,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     parallel = join_group(settings.rank, settings.world_size, meeting, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
     runner.measure_splits(rendezvous.parent / SPLITS)
+    if runner.config.recurrent is not None:
+        torch_dtype(runner.dtype)  # imports torch, for the states: seconds of the start, not of the first transfer from disk
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 
@@ -121,47 +121,36 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
     """This rank's part of the disk tier, and of what other engines hand over; None with neither. `memory`: of the pages, None for
     the runner's on the host. Raises SettingsError where it cannot be had."""
-    files, receiver, snapshots, page_bytes = None, None, None, runner.block_bytes(settings.block_size)
+    files = behind = receiver = receiver_behind = snapshots = None
+    page_bytes, state_bytes = runner.block_bytes(settings.block_size), runner.state_bytes()
     if settings.kv_disk_dir:
         folder, age_s = Path(settings.kv_disk_dir).expanduser(), settings.kv_disk_max_age_s
         identity = page_identity(settings, runner, f"{settings.place} of {settings.place_count}")
         files = open_files(settings, folder, identity, page_bytes, age_s)
-        if files is not None and (state_bytes := runner.state_bytes()):
+        if files is not None and state_bytes:
             behind = open_files(settings, folder, identity | {"state_bytes": state_bytes}, state_bytes, age_s)
-            if behind is not None:
-                snapshots = Snapshots(behind, HostPages(runner.state_rows, HEADER_BYTES + state_bytes))
     if settings.role == "decode":
-        pages = handover_identity(settings, runner)
-        receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
+        pages, secret = handover_identity(settings, runner), secret_for(settings)
+        receiver = Receiver(settings.rank, secret, lambda folder: PageFolder(Path(folder), pages, page_bytes))
+        own = pages | {"state_bytes": state_bytes}
+        receiver_behind = Receiver(settings.rank, secret, lambda folder: PageFolder(Path(folder), own, state_bytes))
+    if state_bytes:
+        snapshots = Snapshots(behind, HostPages(runner.state_rows, HEADER_BYTES + state_bytes), receiver_behind)
     if files is None and receiver is None:
         return None
     return RankTier(settings.rank, files, memory or HostPages(runner.page_rows, HEADER_BYTES + page_bytes), receiver, snapshots)
-
-
-def open_files(
-    settings: RankSettings, folder: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0
-) -> PageFiles | None:
-    """The files of this rank; a rank that follows a lost one does without where the lost one still has the folder's lock. Raises
-    SettingsError."""
-    try:
-        return PageFiles(folder, identity, page_bytes, max_age_s, LOCK_WAIT_S if settings.follows else 0.0)
-    except FolderInUse:
-        if not settings.follows:
-            raise
-        log.warning(
-            "The engine goes on without its disk tier until it is started again: a rank that was lost has not ended and still has "
-            "the lock of a folder in %s.", folder,
-        )  # fmt: skip
-        return None
 
 
 def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | None:
     """What hands this rank's blocks over; None in an engine that keeps them. Raises SettingsError where it cannot be had."""
     if settings.role != "prefill":
         return None
-    page_bytes, server = runner.block_bytes(settings.block_size), None
+    page_bytes, state_bytes, server = runner.block_bytes(settings.block_size), runner.state_bytes(), None
+    folder, identity, behind = Path(settings.handover_dir), handover_identity(settings, runner), None
     try:
-        files = open_files(settings, Path(settings.handover_dir), handover_identity(settings, runner), page_bytes)
+        files = open_files(settings, folder, identity, page_bytes)
+        if files is not None and state_bytes:
+            behind = open_files(settings, folder, identity | {"state_bytes": state_bytes}, state_bytes)
     except SettingsError as error:
         why = f"blocks for other engines belong into {settings.handover_dir}, which cannot be written"
         raise SettingsError(f"{why}: make room in shared memory, or leave --role out") from error
@@ -171,11 +160,14 @@ def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | N
         host, port = split_address(settings.handover_address)
         try:
             own = host, port + settings.place if port else 0
-            server = BlockServer(own, secret_for(settings), files.identity, files.raw)
+            reads = {each.identity: each.raw for each in (files, behind) if each is not None}
+            server = BlockServer(own, secret_for(settings), reads)
         except OSError as error:
             why = f"--handover-address is {settings.handover_address}, where rank {settings.rank} cannot listen"
             raise SettingsError(f"{why} ({error.strerror}): give another one") from error
-    return Publisher(settings.rank, settings.handover_dir, files, runner.page_rows, settings.handover_bytes, server)
+    room = settings.handover_bytes // (1 + (behind is not None))
+    snapshots = None if behind is None else Shelf(behind, runner.state_rows, room)
+    return Publisher(settings.rank, settings.handover_dir, Shelf(files, runner.page_rows, room), server, snapshots)
 
 
 def secret_for(settings: RankSettings) -> bytes:

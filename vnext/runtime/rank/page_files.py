@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import struct
 import time
@@ -22,16 +23,18 @@ from pathlib import Path
 import xxhash
 
 from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed
-from vnext.runtime.protocol.settings import SettingsError
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 
 FORMAT_VERSION = 1
 MAGIC = b"vnextKV\n"
 NAME_BYTES = 16
 LOCK_POLL_S = 0.05
+LOCK_WAIT_S = 2.0  # where a rank was lost: one that can end does so within a moment
 _HEAD = struct.Struct("<8sIQ16s16s16s")
 HEADER_BYTES = _HEAD.size
 TEMPORARY = ".part"
 ABOUT = "about.json"
+log = logging.getLogger(__name__)
 
 
 class FolderInUse(SettingsError):
@@ -164,6 +167,23 @@ class PageFiles(PageFolder):
         for name in names:
             with suppress(OSError):
                 os.utime(self._path(name))
+
+
+def open_files(
+    settings: RankSettings, folder: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0
+) -> PageFiles | None:
+    """The files of this rank; a rank that follows a lost one does without where the lost one still has the folder's lock. Raises
+    SettingsError."""
+    try:
+        return PageFiles(folder, identity, page_bytes, max_age_s, LOCK_WAIT_S if settings.follows else 0.0)
+    except FolderInUse:
+        if not settings.follows:
+            raise
+        log.warning(
+            "The engine goes on without its disk tier until it is started again: a rank that was lost has not ended and still has "
+            "the lock of a folder in %s.", folder,
+        )  # fmt: skip
+        return None
 
 
 def checksum_in(buffer: bytes | bytearray | memoryview) -> bytes:

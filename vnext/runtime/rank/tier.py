@@ -116,10 +116,11 @@ class HostFilling:
 
 
 class Snapshots(NamedTuple):
-    """The state pages of one rank, and their files."""
+    """The state pages of one rank, with files and receiver as those of blocks."""
 
-    files: PageFiles
+    files: PageFiles | None
     memory: PageMemory
+    receiver: Receiver | None = None
 
 
 class RankTier:
@@ -145,9 +146,8 @@ class RankTier:
         if self._files is None:
             return DiskFound(blocks=b"", file_bytes=0)
         found = DiskFound(blocks=_listed(self._files), file_bytes=self._files.file_bytes)
-        if (behind := self._snapshots) is None:
-            return found
-        return replace(found, snapshots=_listed(behind.files), snapshot_bytes=behind.files.file_bytes)
+        files = self._snapshots and self._snapshots.files
+        return found if files is None else replace(found, snapshots=_listed(files), snapshot_bytes=files.file_bytes)
 
     @property
     def is_busy(self) -> bool:
@@ -194,7 +194,7 @@ class RankTier:
                     filling.stop()
         if self._files is not None:
             self._change(event, self._files, TierChanged)
-        if self._snapshots is not None:
+        if self._snapshots is not None and self._snapshots.files is not None:
             self._change(event, self._snapshots.files, SnapshotsChanged)
 
     def _change(self, event: AnyEvent, files: PageFiles, changed: type[TierChanged]) -> None:
@@ -237,27 +237,32 @@ class RankTier:
 
     def _read(self, transfer: Transfer, fillings: tuple[Filling, ...], ticket: str) -> BlocksRead:
         if ticket:
-            return self._receive(transfer, fillings[0], ticket)
+            return self._receive(transfer, fillings, ticket)
         files, found = self._files, list[bytes]()
         if files is None:
             return BlocksRead(rank=self._rank, transfer=transfer.number, count=0)
         bad = self._fill(files, files, _blocks_of(transfer), fillings[0], found)
         files.touch(transfer.keys[transfer.hits :][: len(found)][::-1])
-        if self._snapshots is not None and transfer.state >= 0 and len(found) == len(transfer.pages) - transfer.hits:
-            files, behind = self._snapshots.files, transfer.keys[-1:]
-            bad = self._fill(files, files, list(zip(behind, (transfer.state,))), fillings[-1], found)
-            files.touch(behind)
+        files, behind = self._snapshots and self._snapshots.files, _snapshot_of(transfer)
+        if files is not None and behind and len(found) == len(transfer.pages) - transfer.hits:
+            bad = self._fill(files, files, behind, fillings[-1], found)
+            files.touch(transfer.keys[-1:])
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), bad=bad)
 
-    def _receive(self, transfer: Transfer, filling: Filling, ticket: str) -> BlocksRead:
-        found = list[bytes]()
+    def _receive(self, transfer: Transfer, fillings: tuple[Filling, ...], ticket: str) -> BlocksRead:
+        found, wanted = list[bytes](), 0
+        parts = ((self._receiver, _blocks_of(transfer)), (self._snapshots and self._snapshots.receiver, _snapshot_of(transfer)))
         try:
-            if self._receiver is None:
-                raise HandoverFailed("this engine gets no blocks of others")
-            source, pages = self._receiver.source(ticket)
-            with closing(source):
-                source.ask(transfer.keys[transfer.hits :])
-                self._fill(source, pages, _blocks_of(transfer), filling, found)
+            for (receiver, pairs), filling in zip(parts, fillings):
+                if receiver is None:
+                    raise HandoverFailed("this engine gets no blocks of others")
+                if not pairs or len(found) < wanted:
+                    continue
+                source, pages = receiver.source(ticket)
+                with closing(source):
+                    source.ask([name for name, _ in pairs])
+                    self._fill(source, pages, pairs, filling, found)
+                wanted += len(pairs)
         except HandoverFailed as error:
             self._say(f"A prompt is computed here too: {error}")
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), checksums=b"".join(found))
@@ -288,6 +293,11 @@ class RankTier:
 def _blocks_of(transfer: Transfer) -> list[tuple[bytes, int]]:
     """The blocks that a transfer reads, each with its page."""
     return list(zip(transfer.keys[transfer.hits :], transfer.pages[transfer.hits :]))
+
+
+def _snapshot_of(transfer: Transfer) -> list[tuple[bytes, int]]:
+    """The snapshot that it reads behind them, by its block's name, with its page."""
+    return [(transfer.keys[-1], transfer.state)] if transfer.state >= 0 else []
 
 
 def _listed(files: PageFiles) -> bytes:

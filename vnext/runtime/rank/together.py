@@ -71,7 +71,5 @@ def _require_plain_pages(who: str, settings: RankSettings, config: ModelConfig) 
     """Raise SettingsError unless a page holds all that belongs to a block."""
     if settings.draft_method in HEADS or settings.returns_routed_experts:
         raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
-    if config.recurrent is not None and settings.role != "both":
-        raise SettingsError(f"{who} serves models whose layers all attend so far, and this one has recurrent layers: leave it out")
     if any(kv_groups(config).windows):
         raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")

@@ -1,7 +1,8 @@
 """Hand-over: blocks of a prompt that go to another engine, and those that come from one.
 
 A block that another engine has computed comes by a transfer, as one from disk does (tier.py), and the event that ends the
-transfer names it. Pages that leave are read between two steps, and nobody waits for them.
+transfer names it. Pages that leave are read between two steps, and nobody waits for them. With recurrent layers the snapshot behind
+the last block leaves with it, and comes as the last of a transfer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from vnext.state.errors import require
 from vnext.state.events import AnyEvent, BlocksHandedOver, BlocksReceived, RequestId
 from vnext.state.facilities.tier import ending, fold_promotion_ended
 from vnext.state.state import State, root_of
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.windows import row_blocks
 
 
@@ -28,7 +30,7 @@ def fold_received(state: State, event: BlocksReceived) -> State:
 def _require_names(event: BlocksReceived, names: bytes) -> None:
     """A block that another engine has computed of other tokens, with another salt, adapter or weights, has another name."""
     require(event.count > 0 and event.names == names, f"transfer {event.transfer} brings blocks that its request does not have")
-    fitting = len(event.checksums) > 0 and len(event.checksums) % len(event.names) == 0
+    fitting = len(event.checksums) > 0 and len(event.checksums) % (BLOCK_HASH_SIZE * event.count) == 0
     require(fitting, f"transfer {event.transfer} has {len(event.checksums)} bytes of checksums for {event.count} blocks")
 
 
@@ -41,6 +43,8 @@ def fold_handed_over(state: State, event: BlocksHandedOver) -> State:
     most = (int(rows.prompt[row or 0]) - 1) // size
     require(0 < event.count <= most, f"{event.count} blocks of request {event.id}, whose prompt has {most} to hand over")
     require(event.count <= int(rows.hashed_blocks[row or 0]), f"request {event.id} hands over blocks that are not complete")
+    there = state.pool.states is None or snapshot_of(state, handed_over(state, event)[0]) >= 0
+    require(there, f"request {event.id} hands over {event.count} blocks behind which no snapshot is")
     return state
 
 
@@ -57,6 +61,12 @@ def handed_over(state: State, event: BlocksHandedOver) -> tuple[tuple[bytes, ...
     assert row is not None, "the fold requires it"
     names = block_hashes(root_of(state, request), request.prompt, state.config.block_size)
     return names[: event.count], row_blocks(state, row)[: event.count]
+
+
+def snapshot_of(state: State, names: tuple[bytes, ...]) -> int:
+    """The state page of the snapshot behind the last of these blocks, -1 if there is none."""
+    page = None if state.pool.states is None else state.pool.states.prefix_index.block_of(names[-1])
+    return -1 if page is None else page
 
 
 def illegal(state: State) -> Iterator[AnyEvent]:

@@ -1,7 +1,8 @@
 """The publisher: one rank's part of the blocks that its engine hands over, in files in shared memory.
 
 A hand-over copies its pages between two steps; a thread then writes those files that are not there yet. The oldest leave when there
-are more than fit. Decides nothing else: what is handed over stands in events.
+are more than fit. With recurrent layers the snapshot behind the last block leaves too. Decides nothing else: what is handed over
+stands in events.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.protocol.messages import BlocksPublished, HandoverPlace
 from vnext.state.events import AnyEvent, BlocksHandedOver
-from vnext.state.facilities.handover import handed_over
+from vnext.state.facilities.handover import handed_over, snapshot_of
 from vnext.state.state import State
 
 log = logging.getLogger(__name__)
@@ -36,17 +37,47 @@ class BlockFiles(Protocol):
     def close(self) -> None: ...
 
 
+class Shelf:
+    """Pages of one kind, in files for others. `put` belongs to one thread, the rest to another."""
+
+    def __init__(self, files: BlockFiles, rows: Callable[[], list[np.ndarray]], bytes_max: int) -> None:
+        """`rows`: the memory of all pages, as uint8 [page_count, bytes] each."""
+        self.files, self._rows = files, rows
+        self._count_max = bytes_max // files.file_bytes
+        self._names = {name: None for _, name in files.list()}  # oldest first
+
+    def copy(self, pages: Iterable[int]) -> list[list[bytes]]:
+        """These pages as they are now."""
+        rows = self._rows()
+        return [[memory[page].tobytes() for memory in rows] for page in pages]
+
+    def put(self, names: Sequence[bytes], copies: Sequence[Sequence[bytes]]) -> tuple[int, OSError | None]:
+        """Write what is not there yet; the oldest leave. How many are there now, and why no more."""
+        count, why = 0, None
+        try:
+            for name, parts in zip(names[: self._count_max], copies):
+                if name not in self._names:
+                    self.files.write(name, parts)
+                self._names.pop(name, None)
+                self._names[name] = None  # the newest
+                count += 1
+        except OSError as error:
+            why = error
+        excess = list(self._names)[: max(0, len(self._names) - self._count_max)]
+        self.files.remove(excess)
+        for name in excess:
+            del self._names[name]
+        return count, why
+
+
 class Publisher:
-    """The blocks of one rank for others. All methods belong to one thread."""
+    """The blocks of one rank for others, and snapshots. All methods belong to one thread."""
 
     def __init__(
-        self, rank: int, folder: str, files: BlockFiles, rows: Callable[[], list[np.ndarray]], bytes_max: int,
-        server: BlockServer | None,
+        self, rank: int, folder: str, blocks: Shelf, server: BlockServer | None, snapshots: Shelf | None = None
     ) -> None:
-        """`rows`: the memory of all pages, as uint8 [page_count, bytes] each. `server`: None where blocks stay on this host."""
-        self._rank, self._files, self._rows, self._server = rank, files, rows, server
-        self._count_max = bytes_max // files.file_bytes
-        self._names = {name: None for _, name in files.list()}  # oldest first; the writer's alone
+        """`server`: None where blocks stay on this host. `snapshots`: None without recurrent layers."""
+        self._rank, self._blocks, self._snapshots, self._server = rank, blocks, snapshots, server
         self._writer = ThreadPoolExecutor(1, "handover-write")
         self._futures: list[Future[BlocksPublished]] = []
         self._has_warned = False
@@ -67,32 +98,27 @@ class Publisher:
         """Do what an event asks for, which has led to `state`."""
         if isinstance(event, BlocksHandedOver):
             names, pages = handed_over(state, event)
-            rows = self._rows()
-            copies = [[memory[page].tobytes() for memory in rows] for page in pages.tolist()]
-            self._futures.append(self._writer.submit(self._publish, event.id, names, copies))
+            leaving = [(self._blocks, names, self._blocks.copy(pages.tolist()))]
+            if self._snapshots is not None:
+                state_page = snapshot_of(state, names)
+                leaving.append((self._snapshots, names[-1:], self._snapshots.copy([state_page])))
+            self._futures.append(self._writer.submit(self._publish, event.id, leaving))
 
     def close(self) -> None:
         """End the thread, with what it has begun, and serve nobody any more."""
         if self._server is not None:
             self._server.close()
         self._writer.shutdown()
-        self._files.close()
+        for shelf in (self._blocks, self._snapshots):
+            if shelf is not None:
+                shelf.files.close()
 
-    def _publish(self, id_: int, names: tuple[bytes, ...], copies: list[list[bytes]]) -> BlocksPublished:
-        count = 0
-        try:
-            for name, parts in zip(names[: self._count_max], copies):
-                if name not in self._names:
-                    self._files.write(name, parts)
-                self._names.pop(name, None)
-                self._names[name] = None  # the newest
-                count += 1
-        except OSError as error:
-            if not self._has_warned:
+    def _publish(self, id_: int, leaving: Sequence[tuple[Shelf, Sequence[bytes], Sequence[Sequence[bytes]]]]) -> BlocksPublished:
+        counts = []
+        for shelf, names, copies in leaving:
+            count, why = shelf.put(names, copies)
+            counts.append(count)
+            if why is not None and not self._has_warned:
                 self._has_warned = True
-                log.warning("Blocks are not handed over, and other engines compute them: %s", error)
-        excess = list(self._names)[: max(0, len(self._names) - self._count_max)]
-        self._files.remove(excess)
-        for name in excess:
-            del self._names[name]
-        return BlocksPublished(rank=self._rank, id=id_, count=count)
+                log.warning("Blocks are not handed over, and other engines compute them: %s", why)
+        return BlocksPublished(rank=self._rank, id=id_, count=counts[0])

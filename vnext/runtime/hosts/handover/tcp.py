@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -40,13 +40,14 @@ _asked = msgspec.msgpack.Decoder(Asked)
 
 
 class BlockServer:
-    """Serves the blocks of one rank until `close`. `read` gives a block's file by name, b"" for none; any thread calls it."""
+    """Serves the blocks of one rank until `close`. `reads` give a block's file by name, b"" for none, of pages of each identity;
+    any thread calls them."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, identity: bytes, read: Callable[[bytes], bytes]) -> None:
+    def __init__(self, address: tuple[str, int], secret: bytes, reads: Mapping[bytes, Callable[[bytes], bytes]]) -> None:
         """Raises OSError where nobody can listen."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family)
-        self._secret, self._identity, self._read = secret, identity, read
+        self._secret, self._reads = secret, reads
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._has_warned = self._is_closed = False
@@ -90,10 +91,11 @@ class BlockServer:
             return
         try:
             asked = _asked.decode(_next_frame(wire, deque()))
-            why_not = "" if asked.identity == self._identity else OTHER_PAGES
-            wire.send(why_not.encode())
-            for name in () if why_not else asked.names:
-                wire.send(self._read(name))
+            read = self._reads.get(asked.identity)
+            wire.send(OTHER_PAGES.encode() if read is None else b"")
+            if read is not None:
+                for name in asked.names:
+                    wire.send(read(name))
         except (WireBroken, ValueError, RecursionError):
             pass  # the other side has what it wants, or has ended
         finally:
