@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from transformers.integrations.moe import _default_apply_gate
+from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.looking import Seen, audit, look
 from vnext.models.hosted.modules import Product, Run, StandIn
 from vnext.models.hosted.skeleton import (
     NOT_SERVED,
-    Conv1D,
     is_product,
     make_model,
     named,
@@ -115,7 +116,7 @@ def describe(settings: str) -> Description:
     )
 
 
-def list_weights(model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> tuple[Weight, ...]:
+def list_weights(model: PreTrainedModel, names: Mapping[str, tuple[str, ...]]) -> tuple[Weight, ...]:
     """All that a checkpoint has of the model."""
     head, first = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or first is None:
@@ -159,12 +160,12 @@ def activation_of(module: nn.Module) -> str:
     """That of experts, by the kernels' name. Raises ModelError for experts that are more than gate, up and down."""
     name = EXPERT_ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__, "")
     plain = all(getattr(module, key, not asked) is asked for key, asked in PLAIN_EXPERTS.items())
-    if not name or not plain or type(module)._apply_gate is not _default_apply_gate:
+    if not name or not plain or getattr(type(module), "_apply_gate", None) is not _default_apply_gate:
         raise ModelError(f"{type(module).__name__} has experts of its own kind, {NOT_SERVED}")
     return name
 
 
-def kind_of(model: nn.Module, path: str, key: str) -> Kind:
+def kind_of(model: PreTrainedModel, path: str, key: str) -> Kind:
     """What becomes of a module's own parameter or buffer."""
     module = model.get_submodule(path)
     head, first = model.get_output_embeddings(), model.get_input_embeddings()
@@ -189,16 +190,17 @@ def kind_of(model: nn.Module, path: str, key: str) -> Kind:
     raise ModelError(f"{named(module, path)} has {key} of the shape {list(weight.shape)}, {NOT_SERVED}")
 
 
-def style_of(model: nn.Module, path: str) -> str:
+def style_of(model: PreTrainedModel, path: str) -> str:
     """What the model's own plan says of a linear layer."""
     inner = path.removeprefix(f"{model.base_model_prefix}.")
     plan = getattr(model.config, "base_model_tp_plan", None) or {}
     return STYLE_NAMES.get(found := str(plan.get(re.sub(r"\.\d+\.", ".*.", inner), "")), found)
 
 
-def lay_out(model: nn.Module, weights: tuple[Weight, ...]) -> tuple[dict[str, Layout], int]:
+def lay_out(model: PreTrainedModel, weights: tuple[Weight, ...]) -> tuple[dict[str, Layout], int]:
     """How the checkpoint holds each tensor, and what the sizes that ranks share are multiples of."""
-    layouts, shared = {}, 0
+    layouts: dict[str, Layout] = {}
+    shared = 0
     for each in weights:
         module = model.get_submodule(each.module)
         shape, flipped = tuple(getattr(module, each.parameter).shape), isinstance(module, Conv1D)
@@ -241,7 +243,7 @@ def whole_reason(weights: tuple[Weight, ...], attention: tuple[str, ...]) -> str
     return ""
 
 
-def empty(model: nn.Module, weights: tuple[Weight, ...]) -> None:
+def empty(model: PreTrainedModel, weights: tuple[Weight, ...]) -> None:
     """Give a model without numbers modules of this tree without weights."""
     run = Run()
 
@@ -260,7 +262,7 @@ def empty(model: nn.Module, weights: tuple[Weight, ...]) -> None:
             set_weight(module, each.parameter, StandIn(tuple(weight.shape), weight.dtype, unknown, unknown))
 
 
-def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
+def set_module(model: PreTrainedModel, path: str, module: nn.Module) -> None:
     """Put a module in the place of one of a model."""
     parent, _, own = path.rpartition(".")
     model.get_submodule(parent)._modules[own] = module

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
 
 from vnext.kernels.arrays import Array, as_tensor, torch_dtype
-from vnext.models.config.model_config import Hosted, ModelConfig, checkpoint_dtype, end_tokens, token_ids
+from vnext.models.config.json_keys import Json, token_ids
+from vnext.models.config.model_config import Hosted, ModelConfig, checkpoint_dtype, end_tokens
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope
 from vnext.models.errors import ModelError
 from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module
@@ -72,7 +73,7 @@ class Given:
 class HostedModel:
     """A model whose weights lie among the parameters beside it, but for those in `packed_beside`."""
 
-    def __init__(self, model: nn.Module, run: Run, is_replaced: bool, beside: tuple[object, ...]) -> None:
+    def __init__(self, model: PreTrainedModel, run: Run, is_replaced: bool, beside: tuple[object, ...]) -> None:
         """`beside`: packed weights that do not lie among the parameters."""
         self._whole, self._run, self._given, self._is_replaced, self.packed_beside = model, run, Given(), is_replaced, beside
         self._base = base_of(model)
@@ -149,7 +150,7 @@ def settings_of(config: ModelConfig) -> str:
     return config.hosted.settings
 
 
-def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration, as transformers reads it. Raises ModelError."""
     kept = {key: value for key, value in raw.items() if key not in LEFT_OUT and not key.startswith(("vnext", "tokenizer_eos"))}
     settings = json.dumps(kept, sort_keys=True)
@@ -230,7 +231,8 @@ def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torc
     put_experts(model, found, params.layers, run)
     (first,) = (each for each in found.weights if each.kind is Kind.EMBEDDING)
     own = model.get_submodule(first.module)
-    set_weight(own, first.parameter, embedding(as_tensor(params.embedding), (config.vocab_size, own.embedding_dim), dtype, run))
+    shape = config.vocab_size, own.get_parameter(first.parameter).shape[1]
+    set_weight(own, first.parameter, embedding(as_tensor(params.embedding), shape, dtype, run))
     (last,) = (each for each in found.weights if each.kind is Kind.HEAD)
     set_module(model, last.module, Head(run, config, params.head, as_tensor(params.head_bias)))
     replace_functions(model)
@@ -241,7 +243,7 @@ def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torc
 
 
 def put_routers(
-    model: nn.Module, weights: tuple[Weight, ...], loaded: tuple[Array, ...], dtype: torch.dtype, device: torch.device
+    model: PreTrainedModel, weights: tuple[Weight, ...], loaded: tuple[Array, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[object, ...]:
     """Put the routers' weights, float32, into their modules; returns them as packed."""
     found = []
@@ -252,7 +254,7 @@ def put_routers(
     return tuple(found)
 
 
-def put_experts(model: nn.Module, found: Description, loaded: tuple[Array, ...], run: Run) -> None:
+def put_experts(model: PreTrainedModel, found: Description, loaded: tuple[Array, ...], run: Run) -> None:
     """Put the experts' weights into their modules."""
     parts = {(each.module, each.parameter): (weight, each) for each, weight in zip(found.weights, loaded) if each.groups}
     for name in {name for name, _ in parts}:
@@ -262,7 +264,7 @@ def put_experts(model: nn.Module, found: Description, loaded: tuple[Array, ...],
         module._parameters.clear()
 
 
-def put(model: nn.Module, each: Weight, weight: Array, run: Run) -> None:
+def put(model: PreTrainedModel, each: Weight, weight: Array, run: Run) -> None:
     """Put a weight into its module."""
     module = model.get_submodule(each.module)
     match each.kind:

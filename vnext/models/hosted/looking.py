@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import Replaced
@@ -58,7 +58,7 @@ class Mask(NamedTuple):
     sees: Callable[..., torch.Tensor]
 
 
-def look(model: nn.Module) -> tuple[dict[str, Seen], int]:
+def look(model: PreTrainedModel) -> tuple[dict[str, Seen], int]:
     """Each attention module's call, by its name and in their order, and the width of what comes out."""
     names = {id(module): name for name, module in model.named_modules()}
     seen: dict[str, Seen] = {}
@@ -121,7 +121,7 @@ def window_of(name: str, mask: Mask) -> int:
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[list[str]]:
+def watched(model: PreTrainedModel) -> Iterator[list[str]]:
     """The names of the modules that compute now, the innermost last. What transformers raises is a ModelError with it."""
     stack, handles = [type(model).__name__], []
     for name, module in base_of(model).named_modules():
@@ -140,7 +140,7 @@ def watched(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def audit(model: nn.Module) -> bool:
+def audit(model: PreTrainedModel) -> bool:
     """Whether functions of torch must give way to ours for rows that do not depend on others. Raises ModelError where that does not
     suffice. The model's weights are replaced by now."""
     try:
@@ -152,7 +152,7 @@ def audit(model: nn.Module) -> bool:
     return False
 
 
-def _audit(model: nn.Module) -> None:
+def _audit(model: PreTrainedModel) -> None:
     with watched(model) as stack, Audit(lambda: stack[-1]):
         call_base(base_of(model), *meta_inputs())
 
@@ -228,7 +228,7 @@ class Audit(TorchDispatchMode):
     """While it is entered, raises ModelError for an operation that does not keep rows; `where` names the module that computes."""
 
     def __init__(self, where: Callable[[], str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._where = where
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

@@ -56,7 +56,8 @@ def attend(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention of query [1, heads, T, D] over the cache, after key and value [1, kv_heads, T, D] are written: [1, T, heads, D]."""
-    run, layer = module.__dict__.get("vnext_place", NOWHERE)
+    place: Place = module.__dict__.get("vnext_place", NOWHERE)
+    run, layer = place
     if not run.steps:
         return query.transpose(1, 2).contiguous(), None
     step, cache = run.steps[layer], run.kv[layer]

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import transformers
@@ -18,7 +19,7 @@ from torch import nn
 from transformers import initialization
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 
@@ -42,7 +43,7 @@ def named(module: nn.Module, name: str) -> str:
     return f"{name} ({type(module).__name__})"
 
 
-def make_model(settings: str, dtype: torch.dtype) -> nn.Module:
+def make_model(settings: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a config.json, on the meta device; its parameters have the dtype. Raises ModelError."""
     try:
         with _ONE_AT_A_TIME:
@@ -54,17 +55,17 @@ def make_model(settings: str, dtype: torch.dtype) -> nn.Module:
         raise ModelError(f"transformers {transformers.__version__} cannot make a model of this config.json: {words}") from error
 
 
-def _make_model(raw: dict[str, object], dtype: torch.dtype) -> nn.Module:
+def _make_model(raw: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
     config = transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(raw)
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
         raise ModelError(f"{kind.__name__} {OWN_ATTENTION}, {NOT_SERVED}")
     with torch.device("meta"), initialization.no_init_weights(), initialization.meta_device_safe_creation_ops():
         model = kind._from_config(config, dtype=dtype, attn_implementation=ATTENTION, experts_implementation=ATTENTION)
-    return model.eval()
+    return cast(PreTrainedModel, model.eval())
 
 
-def base_of(model: nn.Module) -> nn.Module:
+def base_of(model: PreTrainedModel) -> nn.Module:
     """What is between embedding and head."""
     return model.get_submodule(model.base_model_prefix)
 
@@ -74,7 +75,7 @@ def is_product(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D)
 
 
-def replace_functions(model: nn.Module) -> None:
+def replace_functions(model: PreTrainedModel) -> None:
     """Give a model this tree's activations and angles."""
     for name, module in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
@@ -84,7 +85,7 @@ def replace_functions(model: nn.Module) -> None:
             model.get_submodule(parent)._modules[own] = Angles(module)
 
 
-def position_count(model: nn.Module) -> int:
+def position_count(model: PreTrainedModel) -> int:
     """The longest context in tokens. A longrope has its short factors: one table of angles serves all requests."""
     ropes = getattr(model.config, "rope_parameters", None) or {}
     each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
@@ -92,7 +93,7 @@ def position_count(model: nn.Module) -> int:
     return int(min([getattr(model.config, "max_position_embeddings", None) or 2048, *filter(None, short)]))
 
 
-def require_numbers(model: nn.Module) -> None:
+def require_numbers(model: PreTrainedModel) -> None:
     """Raise ModelError for what neither checkpoint nor code has given numbers."""
     for name, each in (*model.named_parameters(), *model.named_buffers()):
         if each.is_meta:
@@ -100,7 +101,7 @@ def require_numbers(model: nn.Module) -> None:
 
 
 @contextmanager
-def attention_of(model: nn.Module, name: str) -> Iterator[None]:
+def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Attend by another function meanwhile."""
     model.config._attn_implementation = name
     try:
@@ -120,13 +121,13 @@ def call_base(base: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **oth
     return found
 
 
-def check_base(model: nn.Module) -> None:
+def check_base(model: PreTrainedModel) -> None:
     """Raise ModelError for a model that takes no positions of its tokens."""
     if "position_ids" not in inspect.signature(inspect.unwrap(base_of(model).forward)).parameters:
         raise ModelError(f"{type(model).__name__} takes no positions of tokens, {NOT_SERVED}")
 
 
-def names_in_checkpoint(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def names_in_checkpoint(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     """The checkpoint's names of what each parameter and kept buffer is made of: its own, unless transformers converts it."""
     found = {}
     for name, tensor in model.state_dict().items():
@@ -134,13 +135,13 @@ def names_in_checkpoint(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def place_attention(model: nn.Module, names: tuple[str, ...], run: Run) -> None:
+def place_attention(model: PreTrainedModel, names: tuple[str, ...], run: Run) -> None:
     """Tell the attention modules which layers they are."""
     for layer, name in enumerate(names):
         model.get_submodule(name).__dict__["vnext_place"] = Place(run, layer)
 
 
-def make_buffers(model: nn.Module, device: torch.device) -> None:
+def make_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Compute what no checkpoint has, such as the frequencies of a rope. Parameters are without numbers still."""
     kept = model.state_dict().keys()
     for name, module in model.named_modules():
