@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -81,10 +82,13 @@ def _is_there(path: Path) -> bool:
 
 def _make_room(folder: Path, room: int) -> None:
     """Remove the oldest files until what is there fits into `room`. Raises OSError where only new ones are left."""
+    found = []
     with os.scandir(folder) as entries:
-        found = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in entries)
+        for entry in entries:
+            with suppress(FileNotFoundError):  # another API server has renamed or removed it since
+                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
     size = sum(each for _, each, _ in found)
-    for changed_s, bytes_, path in found:
+    for changed_s, bytes_, path in sorted(found):
         if size <= room:
             return
         if changed_s > time.time() - KEPT_S:

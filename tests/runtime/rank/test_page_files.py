@@ -63,6 +63,21 @@ def test_a_torn_file_is_no_block(tmp_path):
     files.close()
 
 
+def test_what_another_program_clears_meanwhile_is_no_block(tmp_path):
+    """As a link that leads nowhere, a file that is gone when it is looked at has a name and no size."""
+    files = opened(tmp_path)
+    files.write(NAME, (PAGE,))
+    path = file_of(tmp_path)
+    path.with_name(OTHER.hex()).symlink_to(tmp_path / "gone")
+    (path.parents[1] / "ff").symlink_to(tmp_path / "gone")
+    assert [name for _, name in files.list()] == [NAME]
+    files.keep(lambda name: False)
+    assert files.list() == []
+    files.write(OTHER, (PAGE,))
+    assert read(files, OTHER) == PAGE
+    files.close()
+
+
 def test_another_models_file_is_a_miss(tmp_path):
     files, others = opened(tmp_path), opened(tmp_path, "b")
     files.write(NAME, (PAGE,))

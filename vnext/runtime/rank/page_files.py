@@ -15,7 +15,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -126,12 +126,11 @@ class PageFiles(PageFolder):
     def list(self) -> list[tuple[float, bytes]]:
         """(time, name) of the files that look whole, oldest first; removes what is too old, torn or of another size."""
         found, oldest = [], time.time() - self._max_age_s if self._max_age_s else 0.0
-        for folder in self._folder.iterdir():
-            for entry in os.scandir(folder) if folder.is_dir() else ():
+        for entry in _entries_below(self._folder):
+            with suppress(OSError):
                 name, status = _name_of(entry.name), entry.stat()
                 if name is None or status.st_size != self.file_bytes or status.st_mtime < oldest:
-                    with suppress(OSError):
-                        os.unlink(entry.path)
+                    os.unlink(entry.path)
                 else:
                     found.append((status.st_mtime, name))
         return sorted(found)
@@ -201,6 +200,13 @@ def _locked(handle: int, wait_s: float) -> bool:
         if time.monotonic() >= end_s:
             return False
         time.sleep(LOCK_POLL_S)
+
+
+def _entries_below(parent: Path) -> Iterator[os.DirEntry[str]]:
+    """What is in the folders of a folder, but for those that cannot be read: others may clear it at any moment."""
+    for folder in parent.iterdir():
+        with suppress(OSError):
+            yield from os.scandir(folder)
 
 
 def _name_of(text: str) -> bytes | None:

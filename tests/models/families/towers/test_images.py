@@ -149,6 +149,8 @@ def test_a_store_has_a_bound_and_notices_damage(tmp_path: Path) -> None:
     assert np.array_equal(part_in(kept_in(folder, DIGESTS[1], "image")).pixels, TILES[1]) and len([*folder.iterdir()]) == 2
     with pytest.raises(MediaError, match=r"^two cannot be kept here: what came in the last minutes has taken all room$"):
         store.put(FILES[2:], "two")
+    (folder / "part-1").symlink_to("renamed")  # one that another API server has renamed has a name and no size
+    store.put(FILES[:1], "one")
     file = folder / DIGESTS[0].hex()
     file.write_bytes(bytes(TILES[0].nbytes))
     with pytest.raises(MediaError, match="is damaged"):
