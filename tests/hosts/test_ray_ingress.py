@@ -78,8 +78,7 @@ def answered(handle: Handle, **body: Any) -> tuple[Head, bytes]:
     async def run() -> tuple[Head, bytes]:
         headers = {REQUEST_ID: "r", "content-type": "application/json"}
         answer = Passing(handle, "POST", "/v1/completions", "", headers, json.dumps({"prompt": "a", **body}).encode()).answer()
-        head = await anext(answer)
-        return head, b"".join([part async for part in answer])
+        return await answer.head(), b"".join([part async for part in answer.body()])
 
     return asyncio.run(run())
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import aiohttp
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
@@ -43,18 +43,39 @@ class Head(NamedTuple):
     fingerprint: str
 
 
+class Answer:
+    """An answer in its two stages: `head` once, and then `body`. To be closed, also before its end."""
+
+    def __init__(self, parts: AsyncGenerator[Head | bytes, None]) -> None:
+        self._parts = parts
+
+    async def head(self) -> Head:
+        head = await anext(self._parts)
+        assert isinstance(head, Head)
+        return head
+
+    async def body(self) -> AsyncGenerator[bytes, None]:
+        """In pieces as they come."""
+        async for part in self._parts:
+            assert isinstance(part, bytes)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()
+
+
 class Ingress:
     """The deployment that HTTP requests reach. It reads a request's body, which the router needs."""
 
-    def __init__(self, servers: DeploymentHandle) -> None:
+    def __init__(self, servers: DeploymentHandle[object]) -> None:
         self._servers = servers.options(stream=True, method_name="ask")
 
     async def __call__(self, request: Request) -> StreamingResponse:
         headers = {REQUEST_ID: uuid.uuid4().hex, **request.headers}
         path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
         answer = Passing(self._servers, request.method, path, request.url.query, headers, await request.body()).answer()
-        head = await anext(answer)
-        response = StreamingResponse(answer, head.status)
+        head = await answer.head()
+        response = StreamingResponse(answer.body(), head.status)
         response.raw_headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in head.headers]
         return response
 
@@ -63,7 +84,7 @@ class Passing:
     """One request and its answer, from one replica after the other. Mutable."""
 
     def __init__(
-        self, servers: DeploymentHandle, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
+        self, servers: DeploymentHandle[object], method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> None:
         self._asked = read_asked(path, body, headers.get("content-type", "").partition(";")[0].strip().endswith("json"))
         self._seed = None if goes_on(headers) else self._asked.draw_seed()
@@ -73,8 +94,11 @@ class Passing:
         self._failures = 0
         self._until_s: float | None = None  # when a stream is given up, in the loop's time; None while a replica has it
 
-    async def answer(self) -> AsyncIterator[Head | bytes]:
-        """As LLMServer.ask. Raises Failed where no replica has answered, or not to the end of what is no stream."""
+    def answer(self) -> Answer:
+        """Raises Failed where no replica has answered, or not to the end of what is no stream."""
+        return Answer(self._answer())
+
+    async def _answer(self) -> AsyncGenerator[Head | bytes, None]:
         while True:
             try:
                 async with aclosing(self._through()) as parts:
@@ -87,12 +111,12 @@ class Passing:
                 yield self._out.lost()
                 return
 
-    async def _through(self) -> AsyncIterator[Head | bytes]:
+    async def _through(self) -> AsyncGenerator[Head | bytes, None]:
         """What the client lacks of one replica's answer. Raises Failed."""
-        async with aclosing(self._ask()) as parts:
-            head = await self._head(parts)
+        async with aclosing(Answer(self._ask())) as answer:
+            head = await self._head(answer)
             if self._out is None and head.size is not None and head.size <= WHOLE_BYTES_MAX:
-                body = b"".join([part async for part in parts])
+                body = b"".join([part async for part in answer.body()])
                 yield head
                 yield body
                 return
@@ -100,14 +124,15 @@ class Passing:
                 self._out = self._begin(head)
                 yield head
             self._until_s = None
-            async for part in parts:
+            async for part in answer.body():
                 for data in filter(None, self._out.take(part)):
                     yield data
             yield self._out.end()
 
-    async def _ask(self) -> AsyncIterator[Head | bytes]:
+    async def _ask(self) -> AsyncGenerator[Head | bytes, None]:
         """The whole answer of the replica that Serve's router chooses. Raises Failed."""
-        answer = self._servers.remote(*self._call, self._out.fingerprint if self._out else "")
+        called = self._servers.remote(*self._call, self._out.fingerprint if self._out else "")
+        answer = cast("DeploymentResponseGenerator[Head | bytes]", called)
         try:
             async for part in answer:
                 yield part
@@ -120,11 +145,11 @@ class Passing:
         finally:
             answer.cancel()  # ends the replica's work where it has not answered to the end
 
-    async def _head(self, parts: AsyncIterator[Head | bytes]) -> Head:
+    async def _head(self, answer: Answer) -> Head:
         """The beginning of an answer, which can go on with the stream if there is one. Raises Failed."""
         try:
             async with asyncio.timeout_at(self._until_s):
-                head = await anext(parts)
+                head = await answer.head()
         except TimeoutError:
             raise Failed("refused", "no replica answers") from None
         if self._out is not None and (head.status != 200 or head.fingerprint != self._out.fingerprint):

@@ -74,7 +74,7 @@ def join(refusal: Path) -> None:
     giving_up.daemon = True
     giving_up.start()
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="error")
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise Refused(
             "executor is ray, and there is no Ray cluster that this machine belongs to: run `ray start`, or set RAY_ADDRESS to the "
@@ -146,7 +146,7 @@ def needs(engine: EngineSettings, room: Mapping[str, int]) -> str:
     return f"--nnodes {engine.nnodes} needs as many nodes with {room['CPU']} CPU(s) for the ranks' threads"
 
 
-def require_agents(refusals: list[ray.ObjectRef]) -> None:
+def require_agents(refusals: list[ray.ObjectRef[str]]) -> None:
     """Raise Refused for the first agent that does not start."""
     try:
         found = [refusal for refusal in ray.get(refusals) if refusal]
@@ -180,6 +180,7 @@ class NodeAgent:
     def __init__(self, node: int, engine: bytes, address: tuple[str, int], secret: bytes, version: str) -> None:
         self._refusal = self._begin(node, engine, address, secret, version)
 
+    @ray.method
     def refusal(self) -> str:
         """One sentence, "" for an agent that runs."""
         return self._refusal

@@ -34,7 +34,7 @@ class Followed:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self.url, self.headers, self.view = url, {"Authorization": f"Bearer {key}"}, View()
-        self._session = session
+        self.session = session
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class Followed:
     async def _stream(self) -> None:
         """Take in the events until they end or the view is lost."""
         timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.get(f"{self.url}/events", headers=self.headers, timeout=timeout) as response:
+        async with self.session.get(f"{self.url}/events", headers=self.headers, timeout=timeout) as response:
             response.raise_for_status()
             async for data in response.content.iter_any():
                 if self.view.feed(data) or self.view.is_hopeless:
@@ -61,7 +61,7 @@ class ViewRouter(RequestRouter):
     """Ray Serve's interface; requests are calls of LLMServer.ask. Its one keyword is `policy` (vnext/routing/policies.py).
     Mutable."""
 
-    def initialize_state(self, policy: str = DEFAULT_POLICY) -> None:
+    def initialize_state(self, policy: str = DEFAULT_POLICY) -> None:  # type: ignore[override]  # its keywords are those of `app`
         """Raises RoutingPolicyError."""
         require_policy(policy)
         self._policy, self._sequence = policy, 0
@@ -99,6 +99,7 @@ class ViewRouter(RequestRouter):
         arriving = Arriving(tokens=max(len(prompt), asked.tokens), key=asked.key, sequence=self._sequence)
         self._sequence += 1
         chosen = route(self._policy, candidates(views, prompt), arriving)
+        assert chosen is not None  # some candidates are ready
         self._place(f"{KINDS.get(path.partition('?')[0], '')}-{headers.get(REQUEST_ID, '')}", views[chosen], prompt)
         return [[replicas[chosen]], [each for each in replicas if each is not replicas[chosen]]]
 
@@ -107,7 +108,7 @@ class ViewRouter(RequestRouter):
         exact = [each for each in self._followed.values() if each.view.is_exact]
         if self._policy == "prefix" and len(exact) > 1 and len(asked.body) >= TEXT_BYTES_MIN:
             server = exact[self._sequence % len(exact)]
-            found = await token_prompt(self._session, server.url, path, asked, server.headers.items())
+            found = await token_prompt(server.session, server.url, path, asked, server.headers.items())
             if found is not None:
                 return found
         return text_prompt(asked)

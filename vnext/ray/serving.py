@@ -15,7 +15,6 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 from ray.util import get_node_ip_address
 
 from vnext.commands.ready_lines import url_of
@@ -118,18 +117,18 @@ def app(
     RoutingPolicyError.
     """
     require_policy(policy)
-    servers = serve.deployment(LLMServer).options(
+    servers = serve.deployment()(LLMServer).options(
         num_replicas=replicas,
         max_ongoing_requests=max_ongoing_requests,
         health_check_period_s=HEALTH_PERIOD_S,
         ray_actor_options={"num_cpus": cpus_of(command_of(model, options).engine)} | dict(ray_actor_options or {}),
-        request_router_config=RequestRouterConfig(
-            request_router_class="vnext.ray.routing:ViewRouter",
-            request_router_kwargs={"policy": policy},
-            request_routing_stats_period_s=STATS_PERIOD_S,
-        ),
+        request_router_config={
+            "request_router_class": "vnext.ray.routing:ViewRouter",
+            "request_router_kwargs": {"policy": policy},
+            "request_routing_stats_period_s": STATS_PERIOD_S,
+        },
     )
-    ingress = serve.deployment(Ingress).options(
+    ingress = serve.deployment()(Ingress).options(
         max_ongoing_requests=replicas * max_ongoing_requests, ray_actor_options={"num_cpus": 0}
     )
     return ingress.bind(servers.bind(model, **options))
