@@ -145,7 +145,7 @@ ARROWS = {
         "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
         "sched/*",
     },
-    "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*"},
+    "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*", "state/store/inputs"},
     "replay/ui": {
         "replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*", "server/http/static_files",
     },  # one static server of pages

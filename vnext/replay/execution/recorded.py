@@ -33,6 +33,7 @@ from vnext.state.outputs import outputs
 from vnext.state.preempt import row_tokens
 from vnext.state.samples import runs_in, with_kept_drafts
 from vnext.state.state import Request, State
+from vnext.state.store.inputs import has_inputs
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +131,7 @@ class Walk:
 
     def begin(self, vocab_size: int) -> None:
         """Call before `steps`, for a model of this vocabulary size. A token outside of the vocabulary raises
-        UnusableLog, here or in `steps`."""
+        UnusableLog, here or in `steps`, as does a prompt with an image or a sound."""
         self._vocab_size = vocab_size
         for request, tokens in _living(self.first):
             self._meet(request, tokens)
@@ -198,6 +199,11 @@ class Walk:
         )
 
     def _meet(self, request: Request, tokens: np.ndarray) -> None:
+        if self._vocab_size is not None and has_inputs(request.prompt):
+            raise UnusableLog(
+                f"request {request.id} has an image or a sound, and a log keeps its digest alone: `vnext-replay verify` replays "
+                "every decision, and --steps chooses steps without such requests"
+            )
         self._require_tokens(tokens, f"request {request.id} holds")
         sampling = request.sampling
         named = [token for token, _ in sampling.logit_bias] + list(sampling.stop_token_ids)

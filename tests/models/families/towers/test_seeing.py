@@ -18,6 +18,7 @@ from seeing_cases import CASES, IMAGE, MARKS, processed, save_seeing
 
 from vnext import LLM, SamplingParams
 from vnext.models.loading.unread import unread
+from vnext.replay.cli.main import main as replay
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 COUNT = 64
@@ -116,3 +117,18 @@ def test_a_copy_for_texts_alone_reads_no_images(seeing: tuple[str, Path, Any], t
 
 def test_all_of_the_checkpoint_is_read(seeing: tuple[str, Path, Any]) -> None:
     assert unread(seeing[1]) == ""
+
+
+def test_a_log_is_run_again_but_for_images(seeing: tuple[str, Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, path, _ = seeing
+    settings = {"dtype": "float32", "block_size": 4, "threads": 1, "executor": "inproc", "log": "full", "log_dir": str(tmp_path)}
+    with engines_here(), LLM(str(path), **settings) as llm:
+        answered(llm, ["<bos> d3 e4"])
+        answered(llm, prompts_of(kind))
+        log = llm.log_dir
+    assert replay(["verify", "--laws", log]) == 0
+    assert replay(["exec", log, "--steps", f":{COUNT // 2}"]) == 0
+    for command in (["exec", log], ["audit", log]):
+        capsys.readouterr()
+        assert replay(command) == 2, command
+        assert "has an image or a sound, and a log keeps its digest alone: `vnext-replay verify`" in capsys.readouterr().err
