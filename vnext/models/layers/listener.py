@@ -68,6 +68,7 @@ class ListenerParams(NamedTuple):
     layers: tuple[ListenerLayer, ...]
     norm: LayerNorm
     head: object
+    head_bias: None = None
     frequencies: None = None
     positions: None = None
     embedding_scale: float = 1.0
