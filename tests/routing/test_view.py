@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from core_drive import Engine, arrival_of, started_with
+from core_drive import Engine, arrival_of, resumed_of, started_with
 from msgspec.structs import replace
 
 from tests.sim.scenario_draw import scenario
@@ -22,6 +22,7 @@ from vnext.sim.checks.plain_state import PlainState, contents, differences
 from vnext.state import reduce as reducer
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EnginePaused, EngineStarted, WeightsChanged, pack_tokens
+from vnext.state.params import Guidance
 from vnext.state.state import State
 
 COUNTING = list(range(1, 17))  # four blocks
@@ -106,6 +107,23 @@ def test_hits_are_what_an_admission_finds() -> None:
         streaming.run(tokens, max_tokens=2, cache_salt=salt)
         assert streaming.engine.state.counters.prefix_hit_tokens - before == expected
     assert before > 100
+
+
+def test_hits_of_a_resumed_request_end_where_its_other_half_begins() -> None:
+    """Which is told by its prompt, without what it has of its answer."""
+    streaming, rng = Streaming(page_count=80, windows=(0, 0), guidance=True, guided_hits=True), random.Random(6)
+    found = set[int]()
+    for _ in range(40):
+        prompt, own = COUNTING[: rng.randrange(6, 17)], COUNTING[: rng.randrange(6)]
+        guidance = Guidance(scale=2.0, negative=pack_tokens([9] * rng.randrange(1, len(prompt))))
+        event = resumed_of(streaming.engine.state.next_id, prompt, own, 8, guidance=guidance)
+        expected = streaming.view.hit_tokens(Prompt.of(event.prompt, event.sampling, "", event.generated))
+        before = streaming.engine.state.counters.prefix_hit_tokens
+        streaming.fold(event)
+        streaming.engine.run_out()
+        found.add(streaming.engine.state.counters.prefix_hit_tokens - before)
+        assert streaming.engine.state.counters.prefix_hit_tokens - before == expected
+    assert found == {0, 4, 8, 12}
 
 
 def test_what_names_a_block_divides_hits() -> None:

@@ -24,9 +24,9 @@ class Prompt:
         self._entries: dict[tuple[str, int], Waiting] = {}
 
     @classmethod
-    def of(cls, tokens: bytes, sampling: Sampling, cache_salt: str = "") -> Prompt:
-        """The prompt of a request with these parameters, whose `adapter` is set."""
-        return cls(tokens, cache_salt, sampling.adapter, hits_max(sampling, len(tokens) // 4))
+    def of(cls, prompt: bytes, sampling: Sampling, cache_salt: str = "", generated: bytes = b"") -> Prompt:
+        """The prompt of a request with these parameters, whose `adapter` is set, with what it has `generated` if it is resumed."""
+        return cls(prompt + generated, cache_salt, sampling.adapter, hits_max(sampling, len(prompt) // 4))
 
     def __len__(self) -> int:
         """Its length in tokens."""

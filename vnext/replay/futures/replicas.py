@@ -97,7 +97,7 @@ def _place(router: Router, engines: Sequence[Rerun], event: RequestArrived) -> i
     """Where a request goes."""
     for view, engine in zip(router.views, engines):
         view.state = engine.state
-    prompt = Prompt.of(event.prompt + generated_by(event), event.sampling, event.cache_salt)
+    prompt = Prompt.of(event.prompt, event.sampling, event.cache_salt, generated_by(event))
     key = event.cache_salt.encode() or event.prompt[:KEY_BYTES]
     place = router.choose(str(event.id), prompt, [True] * len(engines), key)
     assert place is not None, "all are ready"

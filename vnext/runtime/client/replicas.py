@@ -253,7 +253,7 @@ class Replicas:
         if sibling is not None:
             able = [number == sibling for number in range(len(able))]
         sampling = replace(request.sampling, adapter=request.adapter.digest if request.adapter else "")
-        prompt = Prompt.of(request.prompt + request.generated, sampling, request.cache_salt)
+        prompt = Prompt.of(request.prompt, sampling, request.cache_salt, request.generated)
         key = request.cache_salt.rpartition(SALT_END)[2].encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
         number = self._router.choose(request.name, prompt, able, key)
         assert number is not None, "an engine lives"
