@@ -233,9 +233,9 @@ def test_a_prefix_that_is_read_once_changes_no_token(
     """Where it always pays: decodes leave their graphs for it, and come back when one row alone is left."""
     folder, shared = tiny_checkpoint(tmp_path / "tiny"), []
 
-    def described(*arguments: object) -> object:
+    def described(*arguments: object, **named: object) -> object:
         shared.append(arguments[4] if len(arguments) > 4 else 0)
-        return describe_attention(*arguments)
+        return describe_attention(*arguments, **named)
 
     monkeypatch.setattr("vnext.runtime.gpu.steps.describe_attention", described)
     common = [5 + place * 7 % 200 for place in range(260)]
