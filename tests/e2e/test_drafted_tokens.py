@@ -15,7 +15,7 @@ from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
-from vnext.runtime.batch import batch
+from vnext.runtime.batch import draft_rows
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.sampling.drafters.drafter import RowDrafter
@@ -95,7 +95,7 @@ CASES = [(method, way) for method in METHODS for way in WAYS if method != "liar"
 
 @pytest.fixture
 def lies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(batch, "drafter_of", lambda speculation: Liar())
+    monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar())
     with engines_here():
         yield
 

@@ -25,7 +25,7 @@ from rank_drive import (
 )
 
 from vnext.kernels.table import operations, plain_operations
-from vnext.runtime.batch import batch
+from vnext.runtime.batch import draft_rows
 from vnext.runtime.batch.draft_rows import Drafted, Kept
 from vnext.runtime.gpu import unread
 from vnext.runtime.gpu.buckets import Shapes
@@ -138,7 +138,7 @@ def test_drafted_steps_give_the_tokens_of_the_host(
 ) -> None:
     """With log-probabilities, penalties, stops, minimum lengths, grammars; what the model is fed is compared at every step."""
     if speculation is None:
-        monkeypatch.setattr(batch, "drafter_of", lambda speculation: Liar())
+        monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar())
     arrivals = repetitive_arrivals(16, 3, GRAMMARS)
     found = on_device(runner_of(), speculation or NGRAM, arrivals, **WAYS[way])
     assert found == on_host(runner_of(), speculation or NGRAM, arrivals, **WAYS[way])

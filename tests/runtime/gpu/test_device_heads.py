@@ -18,7 +18,7 @@ from test_device_drafts import GRAMMARS, MODEL, WAYS, alternating_arrivals, driv
 
 from vnext.kernels.table import plain_operations
 from vnext.models.layers.batch import ForwardBatch
-from vnext.runtime.batch.draft_batch import DraftedRow
+from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
 from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.gpu import device_batch, head_drafts, unread
 from vnext.runtime.gpu.buckets import Shapes
@@ -62,9 +62,9 @@ def undrafted(makers: dict[str, tuple[Make, Speculation]]) -> Callable[[str, str
 def drafted(monkeypatch: pytest.MonkeyPatch) -> dict[type, Drafts]:
     """What heads of both kinds draft behind which tokens; the twin's drafts are there at once."""
     found: dict[type, Drafts] = {HeadDrafts: defaultdict(list), DeviceHeadDrafts: defaultdict(list)}
-    drafts = HeadDrafts.drafts
+    drafts = DraftBatch.drafts
 
-    def watched(self: HeadDrafts, rows: Sequence[DraftedRow]) -> list[np.ndarray]:
+    def watched(self: DraftBatch, rows: Sequence[DraftedRow]) -> list[np.ndarray]:
         made = drafts(self, rows)
         for row, each in zip(rows, made):
             if len(each):
@@ -72,7 +72,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> dict[type, Drafts]:
                 found[type(self)][row.tokens.tobytes()].append(tuple(known.tolist()))
         return made
 
-    monkeypatch.setattr(HeadDrafts, "drafts", watched)
+    monkeypatch.setattr(DraftBatch, "drafts", watched)
     return found
 
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from device_twin import TwinDevice
 from llguidance import LLMatcher
 from msgspec.structs import replace
 from rank_drive import bound_arrivals, device_rank, drive, host_rank, runner_of, some_arrivals, started_with
 
+from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.table import operations
+from vnext.runtime.batch import masks
+from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.words import NO_WORD
 from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.device_batch import DeviceBatch
 from vnext.runtime.gpu.steps import DeviceVariants, Masking
 from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed, HostSteps
 from vnext.sampling.sampling import sampler_for
+from vnext.sched.schedule import schedule
 from vnext.state.events import RequestArrived
 from vnext.state.params import Constraint, Sampling
+from vnext.state.reduce import reduce, start
 
 GRAMMARS = (
     LLMatcher.grammar_from_json_schema({"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}),
@@ -99,6 +107,24 @@ def test_a_device_reports_failed_grammars_and_the_words_of_its_masks_as_the_host
     alike = host.keys() & device.keys()
     assert {step: host[step] for step in alike} == {step: device[step] for step in alike}
     assert sum(host[step] != NO_WORD for step in alike) > 8
+
+
+def test_a_row_whose_masks_lack_memory_joins_anew(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device as on the host, behind the steps that are dropped."""
+    begun, vocabulary = started_with(runner, eos_token_ids=(0, 4)), runner.vocabulary((0, 4))
+    device = DeviceBatch(begun.config, runner.config.vocab_size, TwinDevice(), plain_batch_operations(), vocabulary)
+    host = PersistentBatch(begun.config, runner.config.vocab_size, vocabulary)
+    arrived = reduce(start(begun), with_grammars(1, 3)[0])
+    state = reduce(arrived, schedule(arrived))
+    for batch, of_rows, update in (device, device.masks, device.host_step), (host, host._sampling._masks, host.step_inputs):
+        update(state)
+        (row,) = before = of_rows.of(np.arange(1))
+        with monkeypatch.context() as short:
+            short.setattr(masks, "require_room", Mock(side_effect=MemoryError))
+            of_rows.take(before, np.array([5]))
+            batch.drop_steps()
+        update(state)
+        assert of_rows.of(np.arange(1))[0].matcher is not row.matcher
 
 
 def test_requests_without_constraints_make_no_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

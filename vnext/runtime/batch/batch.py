@@ -1,7 +1,7 @@
 """Persistent batch: the running requests as rows of arrays that live as long as the rank; only differences are copied.
 
-Owns block tables and last tokens by batch row, and turns one step in flight into a ForwardBatch. Decides nothing: rows
-come from the state. `rebuild.py` builds the same tensors from the state alone and is the oracle in tests.
+Turns one step in flight into a ForwardBatch. Decides nothing: rows come from the state (batch_rows.py). `rebuild.py` builds the
+same tensors from the state alone and is the oracle in tests.
 Cost of a steady step: a dozen array operations and the added blocks; nothing is proportional to history. Comparisons with the
 step before compare bytes.
 """
@@ -13,17 +13,14 @@ from collections.abc import Callable
 import numpy as np
 
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, InputPart, RecurrentBatch
+from vnext.runtime.batch.batch_rows import BatchRows, per_token, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
-from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept
+from vnext.runtime.batch.draft_rows import DraftRows, Kept, draft_rows
 from vnext.runtime.batch.masks import failed_requests
-from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.turning import Turning
 from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.drafters.drafter import drafter_of
 from vnext.state.config import SchedulerConfig
-from vnext.state.preempt import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents
@@ -31,11 +28,12 @@ from vnext.state.store.fields import DIGEST_WORDS, LIVE
 from vnext.state.store.inputs import inputs_in
 from vnext.state.store.rows import Rows, find_rows
 
-ALL_ROWS = slice(None)
 
+class PersistentBatch(BatchRows):
+    """The batch of a rank that computes on the host. One instance a rank, used by one thread."""
 
-class PersistentBatch:
-    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All arrays are the host's."""
+    _sampling: SamplingColumns
+    _drafts: DraftRows | None
 
     def __init__(
         self,
@@ -46,31 +44,12 @@ class PersistentBatch:
     ) -> None:
         """`vocabulary`: what constraints are matched with. `drafts_of(table, sampling, config)`: a model's drafts,
         if a model drafts."""
-        self._config = config
-        row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
-        self._table = np.zeros((row_count, width * config.group_count), dtype=np.int32)
-        self._held = np.zeros(row_count, dtype=np.int64)
-        self._last = np.zeros(row_count, dtype=np.int64)
-        self._sampling = SamplingColumns(config, vocab_size, vocabulary)
-        self._prompts = PromptRows()
-        self._turning = Turning(row_count) if config.grids else None
-        self._free = list(range(row_count - 1, -1, -1))
-        self._row_of: dict[tuple[int, int], int] = {}
-        self._places = np.empty(0, dtype=np.int64)
-        self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
+        super().__init__(config, SamplingColumns(config, vocab_size, vocabulary))
         self._sampled: dict[int, np.ndarray] = {}  # the rows that steps sample, until their tokens are taken
         self._newest = self._places  # those of the newest step
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
-        self._drafts = self._draft_rows(self._sampling, model_drafts)
-        self._drafted: Drafted | None = None
-
-    def _draft_rows(self, grammars: Grammars, model_drafts: DraftBatch | None = None) -> DraftRows | None:
-        """The rows' drafts; None in an engine without any."""
-        speculation = self._config.speculation
-        if speculation is None:
-            return None
-        return DraftRows(drafter_of(speculation), grammars, self._config.max_num_seqs, model_drafts)
+        self._drafts = draft_rows(config, self._sampling, model_drafts)
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as arrays. Brings the rows in line with the state first, and drafts."""
@@ -129,11 +108,9 @@ class PersistentBatch:
         return found
 
     def drop_steps(self) -> None:
-        """The steps without samples are over, and who was in them leaves the batch, or takes a row anew, with the next step."""
+        super().drop_steps()
         self._sampled.clear()
-        self._sampling.drop()
         self._decode_step = None
-        self._owners, self._blocks = (b"", b""), b""
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
@@ -154,11 +131,6 @@ class PersistentBatch:
         there = set(zip(rows.id.tolist(), rows.preemption_count.tolist()))
         left = [place for pair, place in self._row_of.items() if pair not in there]
         return any(np.isin(left, places).any() for places in self._sampled.values())
-
-    def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
-        if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:
-            return ALL_ROWS
-        return find_rows(state.rows, scheduled.ids, scheduled.preemption_counts)
 
     def _forward(
         self,
@@ -207,31 +179,6 @@ class PersistentBatch:
         slots = self._table[owners, block * groups + group] * size + offset
         return slots, np.ascontiguousarray(self._table[places, group : width * groups : groups])
 
-    def _token_ids(
-        self,
-        state: State,
-        scheduled: StepInFlight,
-        rows: np.ndarray | slice,
-        places: np.ndarray,
-        positions: np.ndarray,
-        starts: np.ndarray,
-    ) -> np.ndarray:
-        """Known tokens from the state; a row that runs ahead of the state takes its last sampled token (int64[T])."""
-        known = state.rows.known[rows]
-        ahead = np.flatnonzero(scheduled.starts >= known)
-        if len(ahead) == scheduled.tokens:
-            newest: np.ndarray = self._last[places]
-            return newest
-        drafted = self._drafted.tokens if self._drafted is not None else NO_DRAFTS
-        from_state = np.minimum(positions, per_token(scheduled, known) - 1)
-        offsets = per_token(scheduled, state.rows.tokens_at[rows])
-        tokens = extents.gather(state.tokens, offsets + from_state).astype(np.int64)
-        if len(ahead):
-            tokens[starts[ahead]] = self._last[places[ahead]]
-        if len(drafted) and scheduled.drafts is not None:
-            tokens[extents.spans(starts[1:] - scheduled.drafts, scheduled.drafts)] = drafted
-        return tokens
-
     def _before(self, points: SamplePoints) -> list[np.ndarray] | None:
         """The drafts of the same row before each sample; None in a step without drafts."""
         if self._drafted is None or not len(self._drafted.tokens):
@@ -241,69 +188,6 @@ class PersistentBatch:
         firsts = np.cumsum(drafts) - drafts
         begins, sizes = firsts[points.entries], (drafts[points.entries] - points.back)
         return [self._drafted.tokens[first : first + size] for first, size in zip(begins.tolist(), sizes.tolist())]
-
-    def _update(self, state: State) -> bool:
-        """Bring the rows in line with the state. Returns whether they already were."""
-        rows = state.rows
-        owners, blocks = (rows.id.tobytes(), rows.preemption_count.tobytes()), rows.blocks.tobytes()
-        if owners != self._owners:
-            self._change_rows(state)
-        elif blocks == self._blocks:
-            return True
-        held = self._held[self._places]
-        grown = rows.blocks - held
-        if grown.any():
-            before, more = held * self._config.group_count, grown * self._config.group_count
-            entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
-            added = np.maximum(entries, 0)  # entries of windows that no page holds are never read
-            self._append(before, more, added)
-            self._held[self._places] = rows.blocks
-        self._owners, self._blocks = owners, blocks
-        return False
-
-    def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
-        """Append `more` pages to the tables of rows that hold `held` (int64[N] each): `pages` int32[sum(more)]."""
-        self._table[np.repeat(self._places, more), extents.spans(held, more)] = pages
-
-    def _change_rows(self, state: State) -> None:
-        """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption. Rows
-        that stay behind dropped steps, but whose sampling lacked memory too, begin it anew."""
-        pairs = list(zip(state.rows.id.tolist(), state.rows.preemption_count.tolist()))
-        for pair in sorted(self._row_of.keys() - set(pairs)):
-            place = self._row_of.pop(pair)
-            self._sampling.leave(place)
-            self._prompts.leave(place)
-            if self._drafts is not None:
-                self._drafts.leave(place, pair[0] not in state.requests)
-            self._free.append(place)
-        for row, pair in enumerate(pairs):
-            if pair in self._row_of:
-                if (place := self._row_of[pair]) in self._sampling.spoilt:
-                    self._sampling.leave(place)
-                    self._sampling.join(place, state, row)
-            else:
-                place = self._row_of[pair] = self._free.pop()
-                self._held[place] = 0
-                self._sampling.join(place, state, row)
-                self._prompts.join(place, state.requests[pair[0]])
-                if self._turning is not None:
-                    self._turning.join(place, state.requests[pair[0]].prompt)
-                if self._drafts is not None:
-                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
-        self._sampling.spoilt = set()
-        self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
-
-
-def positions_of(scheduled: StepInFlight) -> np.ndarray:
-    """Position of each of the step's tokens in its request (int64[T])."""
-    if scheduled.tokens == len(scheduled.samples):
-        return scheduled.starts.copy()
-    return extents.spans(scheduled.starts, scheduled.counts)
-
-
-def per_token(scheduled: StepInFlight, values: np.ndarray) -> np.ndarray:
-    """Repeat one value per request for each of its tokens; the same array where each computes one token, as in a steady step."""
-    return values if scheduled.tokens == len(values) else np.repeat(values, scheduled.counts)
 
 
 def input_parts(

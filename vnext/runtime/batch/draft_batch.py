@@ -8,8 +8,9 @@ same of a token, they draw the same one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from vnext.sampling.inputs import SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import blocks_for
 from vnext.state.store import extents
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DraftModel(Protocol):
@@ -46,16 +50,16 @@ class Run(NamedTuple):
     end: int
 
 
-class DraftBatch:
+class DraftBatch(ABC):
     """Drafts for the rows of one batch. `table` int32[rows, W] is the batch's own, of one group of layers."""
 
-    HOLDS_DRAFTS = True
-    """Whether what the model has computed of a draft serves later, when the draft was right."""
-    made: Any = None
+    FIRST = 0
+    """The first token of a text that the model computes."""
+    made: torch.Tensor | None = None
     """The drafts on a device that keeps them (see runtime/gpu/head_drafts.py)."""
 
-    def __init__(self, model: DraftModel | None, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
-        self._model, self._table, self._sampling, self._config = model, table, sampling, config
+    def __init__(self, table: np.ndarray, config: SchedulerConfig) -> None:
+        self._table, self._config = table, config
         self._held = np.zeros(config.page_count, dtype=np.int64)  # tokens of each page, from its first, that the draft model holds
 
     def forget(self, places: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
@@ -98,10 +102,35 @@ class DraftBatch:
         """How many of a row's tokens the draft model holds; at most all but the last of `length`."""
         pages = self._held[self._table[place, : blocks_for(length, self._config.block_size)]]
         whole = int(np.argmax(pages < self._config.block_size))
-        return whole * self._config.block_size + int(pages[whole])
+        return max(self.FIRST, whole * self._config.block_size + int(pages[whole]))
 
+    @abstractmethod
     def _draw(self, runs: Sequence[Run], drafts: list[np.ndarray] | None) -> np.ndarray:
         """Compute the runs and sample the token behind each (int64[R]); `drafts` are those of the rows so far."""
+
+    @abstractmethod
+    def _compute(self, runs: Sequence[Run]) -> None:
+        """Compute the runs, if there are some."""
+
+    def _note(self, runs: Sequence[Run]) -> None:
+        """The draft model holds these runs."""
+        size = self._config.block_size
+        for place, tokens, end in runs:
+            blocks = np.arange((end - len(tokens)) // size, blocks_for(end, size))
+            self._held[self._table[place, blocks]] = np.minimum(end - blocks * size, size)
+
+
+class HostDrafts(DraftBatch):
+    """Drafts that a model on the host makes."""
+
+    HOLDS_DRAFTS = True
+    """Whether what the model has computed of a draft serves later, when the draft was right."""
+
+    def __init__(self, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
+        super().__init__(table, config)
+        self._sampling = sampling
+
+    def _draw(self, runs: Sequence[Run], drafts: list[np.ndarray] | None) -> np.ndarray:
         places, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("place", "end"))
         sampling, _ = self._sampling.inputs(places, ends, drafts)
         assert sampling is not None
@@ -115,19 +144,22 @@ class DraftBatch:
             self._run(runs, None)
             self._note(runs)
 
+    @abstractmethod
     def _run(self, runs: Sequence[Run], sampling: SamplingInputs | None) -> np.ndarray:
         """Compute the runs and sample the token behind each (int64[R]), none without `sampling`."""
+
+
+class HostModelDrafts(HostDrafts):
+    """Drafts of a draft model."""
+
+    def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
+        super().__init__(table, sampling, config)
+        self._model = model
+
+    def _run(self, runs: Sequence[Run], sampling: SamplingInputs | None) -> np.ndarray:
         logprobs = np.full(len(runs) if sampling else 0, -1, dtype=np.int64)
-        assert self._model is not None, "a head runs its own steps"
         tokens: np.ndarray = self._model.run(StepInputs(self._forward(runs), sampling, logprobs)).tokens
         return tokens
-
-    def _note(self, runs: Sequence[Run]) -> None:
-        """The draft model holds these runs."""
-        size = self._config.block_size
-        for place, tokens, end in runs:
-            blocks = np.arange((end - len(tokens)) // size, blocks_for(end, size))
-            self._held[self._table[place, blocks]] = np.minimum(end - blocks * size, size)
 
     def _forward(self, runs: Sequence[Run]) -> ForwardBatch:
         size = self._config.block_size

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
-from vnext.sampling.drafters.drafter import Drafter, RowDrafter
+from vnext.sampling.drafters.drafter import Drafter, RowDrafter, drafter_of
+from vnext.state.config import SchedulerConfig
 from vnext.state.state import Request, StepInFlight
 
 SPARE = 256
@@ -138,6 +139,12 @@ class DraftRows:
         if drafts:
             self._grammars.follow(place, drafts)
         return np.array(drafts, dtype=np.int32)
+
+
+def draft_rows(config: SchedulerConfig, grammars: Grammars, model_drafts: DraftBatch | None = None) -> DraftRows | None:
+    """The drafts of a batch's rows; None in an engine without any."""
+    speculation = config.speculation
+    return None if speculation is None else DraftRows(drafter_of(speculation), grammars, config.max_num_seqs, model_drafts)
 
 
 def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray, most: np.ndarray) -> Kept:

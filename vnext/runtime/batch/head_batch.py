@@ -14,11 +14,14 @@ from typing import Protocol
 import numpy as np
 
 from vnext.models.layers.batch import ForwardBatch, HostBatch
-from vnext.runtime.batch.draft_batch import DraftBatch, Run
+from vnext.runtime.batch.draft_batch import HostDrafts, Run
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.sampling.inputs import SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.store import extents
+
+SECOND = 1
+"""The first token of a text that a head computes."""
 
 
 class HeadModel(Protocol):
@@ -27,17 +30,14 @@ class HeadModel(Protocol):
     def run(self, rows: ForwardBatch, before: np.ndarray, sampling: SamplingInputs | None) -> np.ndarray: ...
 
 
-class HeadDrafts(DraftBatch):
+class HeadDrafts(HostDrafts):
     """Drafts of a head for the rows of one batch, by the contract of DraftBatch."""
 
-    HOLDS_DRAFTS = False
+    FIRST, HOLDS_DRAFTS = SECOND, False
 
     def __init__(self, head: HeadModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
-        super().__init__(None, table, sampling, config)
+        super().__init__(table, sampling, config)
         self._head = head
-
-    def _held_of(self, place: int, length: int) -> int:
-        return max(1, super()._held_of(place, length))
 
     def _run(self, runs: Sequence[Run], sampling: SamplingInputs | None) -> np.ndarray:
         size = self._config.block_size

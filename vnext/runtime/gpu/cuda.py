@@ -23,10 +23,16 @@ class CudaMark:
         self.event.record(stream)
 
     def is_reached(self) -> bool:
-        return self.event.query()
+        return bool(self.event.query())
 
     def wait(self) -> None:
         self.event.synchronize()
+
+
+def event_of(mark: Mark) -> torch.cuda.Event:
+    """The event of a mark of this device."""
+    assert isinstance(mark, CudaMark)
+    return mark.event
 
 
 class CudaGraph:
@@ -35,7 +41,7 @@ class CudaGraph:
     Python collects no garbage during a capture: what a cycle frees then, an event or a graph, would break it.
     """
 
-    def __init__(self, pool: object) -> None:
+    def __init__(self, pool: torch.cuda._POOL_HANDLE) -> None:
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
         self._collects = False
@@ -83,13 +89,13 @@ class CudaDevice:
 
     def beside(self, copy: Callable[[], object], after: Mark | None) -> Mark:
         if after is not None:
-            self._copies.wait_event(after.event)
+            self._copies.wait_event(event_of(after))
         with torch.cuda.stream(self._copies):
             copy()
         return CudaMark(self._copies)
 
     def join(self, mark: Mark) -> None:
-        self._work.wait_event(mark.event)
+        self._work.wait_event(event_of(mark))
 
     def mark(self) -> Mark:
         return CudaMark(self._work)

@@ -34,6 +34,9 @@ from vnext.sampling.sampling import Adjust, Choose
 
 Watch = Callable[[ForwardBatch, Samples], None]
 """Receives the tensors and the samples of a step right before the step runs."""
+Forward = Callable[[ForwardBatch], tuple[torch.Tensor, torch.Tensor]]
+Wrap = Callable[[Forward], Forward]
+"""A compiler of what is captured."""
 TAKE_LAST = -1
 """Stands for the row's last token in place of a token id."""
 
@@ -65,9 +68,9 @@ class DecodeGraphs:
 
     def __init__(
         self, device: Device, model: DeviceModel, batch: DeviceBatch, choose: Choose, adjust: Adjust,
-        wrap: Callable[..., Callable] | None = None, row_max: int = 0,
+        wrap: Wrap | None = None, row_max: int = 0,
     ) -> None:  # fmt: skip
-        """`wrap`, a compiler, wraps the forward before it is captured. `row_max`: the most rows of a graph."""
+        """`wrap` wraps the forward before it is captured. `row_max`: the most rows of a graph."""
         self._device, self._model, self._batch, self._choose, self._adjust = device, model, batch, choose, adjust
         self._compute = wrap(self._forward) if wrap else self._forward
         self._row_max, self._has_drafts = row_max, batch.has_drafts
@@ -98,13 +101,13 @@ class DecodeGraphs:
             watch(*self._fed(fields, step))
         captured.graph.replay()
         samples = self._samples(fields, count)._replace(reported=sent.get("reported"))
-        logits = self._logits[:count] if wants.reported or wants.masked else None
+        logits = self._logits[:count] if self._logits is not None and (wants.reported or wants.masked) else None
         return Decoded(samples, captured.tokens[:count], captured.spoilt[:count], logits)
 
     def layout(self, rows: int, units: int, adapted: bool = False) -> Layout:
         """The layout of a block for these sizes; `adapted`: with room for the tiles of adapters."""
         names = ("begins", "places", "tokens", *(("depths", "takers") if self._has_drafts else ()))
-        fields = [(name, np.int64, rows) for name in names]
+        fields: list[tuple[str, type[np.generic], int]] = [(name, np.int64, rows) for name in names]
         fields += [(f"plan {group}", np.int32, word_count(rows, units)) for group in range(len(self._model.windows))]
         if adapted:
             fields += [("tile_tokens", np.int32, rows), ("tiles", np.int32, 3 * self._model.tile_room(rows))]

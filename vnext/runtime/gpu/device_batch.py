@@ -17,9 +17,10 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.kernels.thin_tiles import ThinTiles, make_tiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.runtime.batch.batch import PersistentBatch, adapter_rows, positions_of
+from vnext.runtime.batch.batch import adapter_rows
+from vnext.runtime.batch.batch_rows import BatchRows, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
-from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
+from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, draft_rows
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.prompts import PromptInputs
 from vnext.runtime.gpu.adapter_regions import Regions
@@ -76,6 +77,12 @@ class HostStep(NamedTuple):
     tiles: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
+    def computed(self) -> Drafted:
+        """`drafted`, of a step that is not a draft model's."""
+        assert self.drafted is not None
+        return self.drafted
+
+    @property
     def is_decode(self) -> bool:
         """Whether a sample follows every token."""
         return len(self.token_ids) == len(self.samples.at)
@@ -107,8 +114,11 @@ class Samples(NamedTuple):
     drafts: BehindDrafts = BehindDrafts()
 
 
-class DeviceBatch(PersistentBatch):
+class DeviceBatch(BatchRows):
     """Rows of at most `config.max_num_seqs` requests, and one null row. One thread uses it."""
+
+    _sampling: SamplingUpdates
+    _drafts: LaterDrafts | None
 
     def __init__(
         self,
@@ -122,13 +132,13 @@ class DeviceBatch(PersistentBatch):
     ) -> None:
         """`vocabulary`: what constraints are matched with; none arrive without it. `drafts_of(batch, table, config)`: a model's
         drafts, if a model drafts. `regions`: where adapters are, if there are some."""
-        super().__init__(config, vocab_size)
-        self._regions = regions
-        self._tiles: tuple[bytes, tuple[np.ndarray, np.ndarray] | None] = b"", None
-        self._device, self._grown = device.torch_device, {}
         speculation = config.speculation
         self.masks = RowMasks(config.max_num_seqs, vocabulary, speculation.num_speculative_tokens if speculation else 0)
-        self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
+        super().__init__(config, SamplingUpdates(config, vocab_size, self.masks))
+        self._regions = regions
+        self._tiles: tuple[bytes, tuple[np.ndarray, np.ndarray] | None] = b"", None
+        self._device = device.torch_device
+        self._grown: dict[str, np.ndarray] = {}
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.max_num_seqs, operations
         width = blocks_for(config.max_model_len, config.block_size) * config.group_count
@@ -137,8 +147,8 @@ class DeviceBatch(PersistentBatch):
         self.table[self.null_row] = config.page_count
         self.last = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=here)
         self.unread, self._model_drafts = Unread(), drafts_of and drafts_of(self, self._table, config)
-        drafts = self._draft_rows(self.masks, self._model_drafts)
-        self._drafts = drafts and LaterDrafts(drafts, self.unread, self._updates, self._last)
+        drafts = draft_rows(config, self.masks, self._model_drafts)
+        self._drafts = None if drafts is None else LaterDrafts(drafts, self.unread, self._sampling, self._last)
 
     def host_step(self, state: State) -> HostStep:
         """The newest step in flight of `state`. Brings the rows in line with the state first. Waits for the steps before where
@@ -167,7 +177,7 @@ class DeviceBatch(PersistentBatch):
             changes=self.take_changes(),
             width=blocks_for(int(ends.max()), self._config.block_size),
             wants=self.wants(samples.rows, samples.positions)._replace(adapted=tiles is not None),
-            asked=self._updates.logprobs(samples.rows),
+            asked=self._sampling.logprobs(samples.rows),
             drafted=drafted,
             prompts=self._prompts.inputs(scheduled, places, starts),
             tiles=tiles,
@@ -181,15 +191,15 @@ class DeviceBatch(PersistentBatch):
     @property
     def made(self) -> torch.Tensor | None:
         """The newest drafts that the device keeps; None where it keeps none."""
-        return self._model_drafts and self._model_drafts.made
+        return None if self._model_drafts is None else self._model_drafts.made
 
     def wants(self, rows: np.ndarray, positions: np.ndarray) -> Wants:
         """As SamplingUpdates.wants."""
-        return self._updates.wants(rows, positions)
+        return self._sampling.wants(rows, positions)
 
     def take_changes(self) -> dict[str, np.ndarray]:
         """What the device must be sent before it computes anything with the rows as they are; {} after that."""
-        return self._take_grown() | self._updates.take()
+        return self._take_grown() | self._sampling.take()
 
     def _ahead(self, runs_ahead: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The entries whose first token is on the device alone (int64); `runs_ahead` bool [R]: those that the state does not
@@ -212,12 +222,14 @@ class DeviceBatch(PersistentBatch):
     def bounds(self, step: HostStep) -> np.ndarray:
         """How many drafts of each request that samples may be kept (int64 [n]), once the step's masks are made; any without
         drafts."""
-        return self._drafts.bounds(step.drafted.scheduled, step.places) if len(step.drafted.tokens) else NO_DRAFTS
+        if self._drafts is None or not len(step.computed.tokens):
+            return NO_DRAFTS
+        return self._drafts.bounds(step.computed.scheduled, step.places)
 
     def launched(self, step: HostStep, samples: StepSamples) -> None:
         """The step runs, and samples something."""
         if self._drafts is not None:
-            self._drafts.launched(step.drafted, step.places, samples)
+            self._drafts.launched(step.computed, step.places, samples)
 
     def _tiles_of(self, state: State, scheduled: StepInFlight) -> tuple[np.ndarray, np.ndarray] | None:
         """The tiles of the step's adapters. A request keeps its adapter, and the region while it runs, so steps with the same

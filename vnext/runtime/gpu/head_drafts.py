@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from vnext.models.layers.batch import ForwardBatch, HostBatch
-from vnext.runtime.batch.draft_batch import DraftedRow, Run
-from vnext.runtime.batch.head_batch import HeadDrafts
+from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow, Run
+from vnext.runtime.batch.head_batch import SECOND
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.device_batch import DeviceBatch, decode_slots
 from vnext.runtime.gpu.model import DeviceHead
@@ -28,15 +28,18 @@ from vnext.state.state import blocks_for
 from vnext.state.store import extents
 
 
-class DeviceHeadDrafts(HeadDrafts):
+class DeviceHeadDrafts(DraftBatch):
     """Drafts for the rows of one batch, by the contract of DraftBatch. `table` is the host's copy of the batch's. `made` int64
     [most drafts * rows]: the newest drafts."""
+
+    FIRST = SECOND
+    made: torch.Tensor
 
     def __init__(
         self, device: Device, head: DeviceHead, variants: DeviceVariants, batch: DeviceBatch, table: np.ndarray,
         config: SchedulerConfig,
     ) -> None:
-        super().__init__(None, table, None, config)
+        super().__init__(table, config)
         self._on_device, self._variants, self._batch = head, variants, batch
         self._row_count = config.max_num_seqs + 1
         most = most_drafts(config)

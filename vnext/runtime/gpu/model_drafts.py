@@ -39,7 +39,7 @@ class ModelDrafts(DraftBatch):
         self, device: Device, model: DeviceModel, variants: DeviceVariants, batch: DeviceBatch, table: np.ndarray,
         config: SchedulerConfig,
     ) -> None:  # fmt: skip
-        super().__init__(None, table, None, config)
+        super().__init__(table, config)
         self._device, self._on_device, self._variants, self._batch = device, model, variants, batch
         self._staging = Staging(device, BUFFERS)
         self._decodes = DecodeGraphs(
@@ -53,7 +53,9 @@ class ModelDrafts(DraftBatch):
 
     def _draw(self, runs: Sequence[Run], drafts: list[np.ndarray] | None) -> np.ndarray:
         step = self._host_step(runs, everywhere=drafts is not None or all(len(run.tokens) == 1 for run in runs))
-        (tokens,), mark = self._device.fetch([self._run_step(step)])
+        sampled = self._run_step(step)
+        assert sampled is not None, "each run is sampled behind"
+        (tokens,), mark = self._device.fetch([sampled])
         self._staging.release()
         self._note(runs)
         mark.wait()

@@ -65,6 +65,7 @@ class SamplingUpdates:
         self._kept: list[tuple[int, int]] = []  # (place, token)
         self._until = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._logprobs = np.full(config.max_num_seqs, -1, dtype=np.int64)
+        self.spoilt: set[int] = set()  # rows that must join anew: their constraints lacked memory behind a step
         self._room = dict(ROOM)
         self._pending_updates: dict[int, SamplingUpdate] = {}
 
@@ -94,9 +95,9 @@ class SamplingUpdates:
         self._kept = [each for each in self._kept if each[0] != place]
         self._masks.leave(place)
 
-    def drop(self) -> set[int]:
-        """Steps are over without samples. Returns the rows that must join anew even so."""
-        return self._masks.drop()
+    def drop(self) -> None:
+        """Steps are over without samples."""
+        self.spoilt = self._masks.drop()
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Rows (int64 [n]) have kept these drafts or samples behind drafts, which the device does not count by itself."""

@@ -27,7 +27,7 @@ TORCH_DTYPES = {
 class Layout:
     """Named runs of numbers in one block of bytes, each aligned. `fields`: name, numpy dtype, count."""
 
-    def __init__(self, fields: Sequence[tuple[str, np.dtype, int]]) -> None:
+    def __init__(self, fields: Sequence[tuple[str, np.dtype | type[np.generic], int]]) -> None:
         self._places: dict[str, tuple[int, int, np.dtype]] = {}
         end = 0
         for name, dtype, count in fields:

@@ -24,11 +24,12 @@ from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.masks import ConstrainedRow, RowMasks, failed_requests
 from vnext.runtime.batch.prompt_results import PromptSums
 from vnext.runtime.batch.prompt_tensors import compute, places_of
+from vnext.runtime.batch.prompts import PromptInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_requests
 from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_variant
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
-from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch
+from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch, Wrap
 from vnext.runtime.gpu.device import Device, Mark
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
 from vnext.runtime.gpu.device_words import FedOnDevice, FedWatch
@@ -50,7 +51,7 @@ WRITTEN_AHEAD = 1
 
 class DeviceVariants(msgspec.Struct, frozen=True, kw_only=True):
     """What serves on this device. `shapes`: the captured sizes. `cascade`: the costs by which attention decides whether to read a
-    prefix once; None where it cannot. `wrap`, a compiler, wraps what is captured."""
+    prefix once; None where it cannot."""
 
     operations: Operations
     choose: Choose
@@ -58,7 +59,7 @@ class DeviceVariants(msgspec.Struct, frozen=True, kw_only=True):
     adjust: Adjust = adjust_rows
     keep: Keep = keep_allowed
     cascade: Costs | None = None
-    wrap: Callable[..., Callable] | None = None
+    wrap: Wrap | None = None
 
 
 class OnDevice(NamedTuple):
@@ -177,13 +178,13 @@ class DeviceSteps:
         made = [self._batch.made] if of_samples and self._batch.made is not None and step.has_drafts else []
         fetched, mark = self._device.fetch([*of_samples, *prompts, *made])
         fetched, made = fetched[: len(of_samples) + len(prompts)], fetched[len(of_samples) + len(prompts) :]
-        samples = StepSamples(step.drafted, self._batch.bounds(step), fetched[0], mark, *made) if of_samples else None
+        samples = StepSamples(step.computed, self._batch.bounds(step), fetched[0], mark, *made) if of_samples else None
         if samples is not None:
             self._batch.launched(step, samples)
-        if masked.rows:
-            self._masking.expect(masked.rows, samples)
-        of_prompts = [tensor.numpy() for tensor in fetched[len(of_samples) :]] if prompts else []
-        results = partial(self._sums.results, step.prompts, of_prompts) if prompts else tuple
+            if masked.rows:
+                self._masking.expect(masked.rows, samples)
+        of_prompts = [tensor.numpy() for tensor in fetched[len(of_samples) :]]
+        results = partial(self._sums.results, step.prompts, of_prompts) if step.prompts is not None and of_prompts else tuple
         failed = failed_requests(step.samples.ids, masked.failed)
         found = fetched[: len(of_samples)] or None
         return PendingStep(state.in_flight[-1], began_s, found, mark, step.asked, fed, results, failed, samples)
@@ -222,6 +223,7 @@ class DeviceSteps:
         """Everything but log-probabilities, and the sampling of masked rows, by a graph."""
         samples, tokens, spoilt, logits = self._decodes.run(step, rows, self._staging, watch)
         if step.wants.masked:
+            assert logits is not None, "graphs of masked rows leave them"
             return self._sample(step, logits, samples)
         return self._reported(step, OnDevice(Sampled(tokens), spoilt), logits, samples.reported)
 
@@ -239,18 +241,18 @@ class DeviceSteps:
             prepared = PreparedAttention(metadata, self._variants.operations.paged_attention)
             batch = batch._replace(attention=prepared)
             if step.prompts is not None:
-                return self._with_prompts(step, batch, samples)
+                return self._with_prompts(step, step.prompts, batch, samples)
             hidden = self._model.hidden(batch)
         return self._sample(step, self._model.logits(hidden), samples) if len(step.samples.at) else None, []
 
     def _with_prompts(
-        self, step: HostStep, batch: ForwardBatch, samples: Samples
+        self, step: HostStep, prompts: PromptInputs, batch: ForwardBatch, samples: Samples
     ) -> tuple[OnDevice | None, list[torch.Tensor]]:
         upload, logits = self._device.upload, self._model.logits
-        places = places_of(step.samples.at, step.prompts, upload)
+        places = places_of(step.samples.at, prompts, upload)
         hidden = self._model.hidden(batch._replace(sample_at=places.at))
         sampled = self._sample(step, logits(hidden[places.samples]), samples) if len(step.samples.at) else None
-        return sampled, compute(step.prompts, hidden[places.prompts], logits, upload)
+        return sampled, compute(prompts, hidden[places.prompts], logits, upload)
 
     def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> OnDevice:
         """Sample from `logits` float32 [S, V], which belong to this step."""
@@ -270,6 +272,7 @@ class DeviceSteps:
         """Add the log-probabilities of the samples `at`, by the model's own logits [S, V]."""
         if at is None:
             return found
+        assert logits is not None, "graphs of rows that report leave them"
         tokens = found.sampled.tokens
         reports = report_in_parts(logits.index_select(0, at), tokens.index_select(0, at), int(step.asked.max()))
         return OnDevice(reports._replace(tokens=tokens), found.spoilt)
@@ -327,6 +330,7 @@ class Masking:
         self._unread.read()
         rows = self._masks.of(places)
         allowed = self._masks.allowed(rows)
+        assert allowed is not None, "some rows are masked"
         masks = allowed.masks_of_rows()
         sent = self._staging.send({"rows": allowed.rows, "masks": masks.reshape(-1)})
         here = torch.arange(len(rows), device=logits.device)

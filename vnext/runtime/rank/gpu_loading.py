@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from vnext.kernels import batch_index
-from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.arrays import Array, torch_dtype
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS, LONG_PROMPTS, AttentionBackend
 from vnext.kernels.backends import backend_for, why_not_cuda
 from vnext.kernels.cuda import attention, compiled, flashinfer, flex
@@ -29,11 +29,13 @@ from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, local_heads, local_kv_heads
 from vnext.models.loading.adapter import Base, adapted_products
+from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.gpu.adapter_regions import AdaptedProduct, AdapterRegions
 from vnext.runtime.gpu.auto import has_gpu, why_cpu
 from vnext.runtime.gpu.buckets import Shapes, checked_rows, default_rows, default_tokens
 from vnext.runtime.gpu.cascade import Costs
 from vnext.runtime.gpu.cuda import CudaDevice
+from vnext.runtime.gpu.decode_graphs import Wrap
 from vnext.runtime.gpu.device import Device, Memory
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.model import why_not_captured
@@ -52,6 +54,7 @@ from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.group import require_whole_group
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.sampling import Choose, logits_processor_for, masking_for, report_in_parts, sampler_for
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 from vnext.state.params import CHOOSING, LOGPROBS_MAX, PARAMETERS, ROW_DTYPES
 from vnext.state.state import State
@@ -176,7 +179,7 @@ def copied_bytes(runner: ModelRunner, gpu: GpuSettings) -> int:
     return flex.copied_bytes(heads, config.head_dim, torch_dtype(runner.dtype), config.position_count_max, gpu.tokens_max)
 
 
-def compiler() -> Callable[..., Callable]:
+def compiler() -> Wrap:
     """torch's compiler for captured forwards, with room for one program per size."""
     import torch._dynamo.config as limits  # a second to import
 
@@ -225,7 +228,8 @@ def step_maker(
 
     def make(state: State) -> DeviceSteps:
         sizes = (state.config.page_count, state.config.block_size)
-        model, draft, drafts_of = runner.device_model(*sizes), None, None
+        model, draft = runner.device_model(*sizes), None
+        drafts_of: Callable[..., DraftBatch] | None = None
         if draft_variants is not None and state.config.speculation is not None:
             if runner.head is not None:
                 drafts_of = partial(DeviceHeadDrafts, device, runner.head, draft_variants)
@@ -313,12 +317,12 @@ class LaterSteps:
     """As Steps, but `launch` does not wait for the device."""
 
     look_s = LOOK_S
+    made: DeviceSteps
+    _config: SchedulerConfig
 
     def __init__(self, make_steps: Callable[[State], DeviceSteps], adapters: AdapterSlots | None = None) -> None:
         """`make_steps` gets the engine's first state, takes the cache's memory and captures graphs."""
         self._make_steps, self.adapters = make_steps, adapters
-        self.made: DeviceSteps | None = None
-        self._config = None
         self._pending_steps: deque[PendingStep] = deque()
 
     def start(self, state: State) -> None:
@@ -438,7 +442,7 @@ def trial_batch(tokens: int, rows: int, block_size: int, groups: int, device: to
 def trial_sampling(rows: int, device: torch.device) -> SamplingInputs:
     """Sampling inputs in which every row uses all filters."""
 
-    def column(value: float, dtype: str) -> torch.Tensor:
+    def column(value: float, dtype: str) -> Array:
         return torch.full((rows,), value, dtype=torch_dtype(dtype), device=device)
 
     usual = {name: PARAMETERS[name].tried for name in CHOOSING} | {"seed": 1, "position": 1}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
-from vnext.runtime.batch.draft_batch import DraftBatch
+from vnext.runtime.batch.draft_batch import DraftBatch, HostModelDrafts
 from vnext.runtime.batch.draft_rows import Kept
 from vnext.runtime.batch.halves import with_halves
 from vnext.runtime.batch.head_batch import HeadDrafts
@@ -107,7 +107,7 @@ def make_batch(runner: ModelRunner, config: SchedulerConfig) -> PersistentBatch:
     if config.speculation and runner.head is not None:
         drafts = partial(HeadDrafts, runner.head)
     elif config.speculation and runner.draft is not None:
-        drafts = partial(DraftBatch, runner.draft)
+        drafts = partial(HostModelDrafts, runner.draft)
     return PersistentBatch(config, runner.config.vocab_size, vocabulary, drafts)
 
 
