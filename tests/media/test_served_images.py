@@ -150,6 +150,13 @@ def test_scores_of_an_image_are_refused(server: Server) -> None:
     assert "prompt_logprobs does not go with images" in asked(server, seen(PIXELS), prompt_logprobs=0)["error"]["message"]
 
 
+def test_a_prompt_with_an_image_is_not_cut(server: Server) -> None:
+    assert "truncate_prompt_tokens does not go with images" in asked(server, seen(PIXELS), truncate_prompt_tokens=20)["error"]["message"]
+    whole, uncut = asked(server, seen(PIXELS)), asked(server, seen(PIXELS), truncate_prompt_tokens=-1)
+    assert uncut["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert uncut["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+
+
 def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]) -> None:
     text = "<bos> user <image> d3 e4 <eos>"
     with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:

@@ -84,7 +84,7 @@ def test_formats(kind: str) -> None:
 
 
 def test_what_is_wrong_is_one_sentence() -> None:
-    big = file_of(np.zeros((50, 50, 3), np.uint8))
+    big, huge = file_of(np.zeros((50, 50, 3), np.uint8)), file_of(noise(9, 9), "BMP")
     for data, words in (
         (b"", "is no image that can be read"), (b"II*\0" + bytes(90), "is no image"), (file_of(noise(9, 9), "TIFF"), "must be PNG"),
         (bytes(BYTES_MAX + 1), "an image may have 20971520"), (big[:60], "is no image that can be read"),
@@ -93,6 +93,8 @@ def test_what_is_wrong_is_one_sentence() -> None:
             picture_of(data, "messages[0]")
     with pytest.raises(MediaError, match="it has 50 x 50 pixels: an image may have 2499"):
         picture_of(big, "it", 2499)
+    with pytest.raises(MediaError, match="^it has too many pixels: an image may have 40000000"):
+        picture_of(huge[:18] + (20_000).to_bytes(4, "little") * 2 + huge[26:], "it")
     with pytest.raises(MediaError, match="it is 300 x 1 pixels: no side may be more than 200 times the other"):
         tiles_of(noise(1, 300), tile_form(SMALL, 4), "it")
 

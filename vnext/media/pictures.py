@@ -37,6 +37,8 @@ def picture_of(data: bytes, name: str, pixels_max: int = PIXELS_MAX) -> np.ndarr
             size, scans = f"{image.width} x {image.height}", _scans(data, image)
             if image.width * image.height <= pixels_max and scans <= SCANS_MAX:
                 return np.array(_on_white(ImageOps.exif_transpose(image)))
+    except Image.DecompressionBombError as error:  # Pillow's own bound, above which it tells no size
+        raise MediaError(f"{name} has too many pixels: an image may have {pixels_max}") from error
     except Exception as error:  # decoders raise what they like
         raise MediaError(f"{name} is no image that can be read: it must be {', '.join(FORMATS)}") from error
     if scans > SCANS_MAX:

@@ -141,6 +141,9 @@ class Generation:
             self.prompts = [
                 truncated(prompt, asked.truncate_prompt_tokens, most, context.model_length) for prompt in call.prompts
             ]
+            if call.packed and self.prompts != call.prompts:
+                name = "truncate_prompt_tokens"
+                raise InvalidRequest(f"{name} does not go with images: leave one of them out.", name)
         self._miss_usage: dict[str, Any] = {}
         self.choices: list[Choice] = []
         self.of_name: dict[str, Choice] = {}
