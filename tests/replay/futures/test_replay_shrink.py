@@ -115,7 +115,7 @@ def test_bad_inputs_are_one_sentence(tmp_path, predicate, capsys, options, words
     assert words in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 2, 3])  # whose rings hold a preemption, whatever a segment's head takes of them
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 def test_a_ring_is_shrunk_from_where_it_begins(tmp_path, predicate, capsys, privacy, seed):
     """What lives there comes anew with its tokens so far, and goes on as it did: the same failure, in a whole log."""
