@@ -81,19 +81,29 @@ def test_any_change_of_a_header_is_read_or_refused(file: Path, has_texts: bool) 
     refused = 0
     tracemalloc.start()
     for number in range(MUTATIONS):
-        broken, file = bytearray(data), file.with_name(f"{number}.gguf")
+        broken = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 8))):
             place = rng.randrange(size)
             broken[place : place + 1] = rng.choice((bytes([rng.randrange(256)]), b"\xff" * 8, b"", b"\0" * 4))
-        file.write_bytes(broken[: rng.choice((len(data), len(data), rng.randrange(len(data))))])
-        try:
-            read_header(file, has_texts)
-        except ModelError as error:
-            refused += 1
-            assert str(file) in str(error) and "\n" not in str(error)
-    peak = tracemalloc.get_traced_memory()[1]
+        broken = broken[: rng.choice((len(data), len(data), rng.randrange(len(data))))]
+        tries = (refused_at_a_peak(broken, file.with_name(f"{number}-{again}.gguf"), has_texts) for again in range(3))
+        was_refused, _ = next(found for found in tries if found[1] < 2**20)  # threads of other tests may allocate beside one of them
+        refused += was_refused
     tracemalloc.stop()
-    assert refused > MUTATIONS / 4 and peak < 2**20
+    assert refused > MUTATIONS / 4
+
+
+def refused_at_a_peak(data: bytes, file: Path, has_texts: bool) -> tuple[bool, int]:
+    """Whether a file of these bytes is refused, and the most bytes that this took."""
+    file.write_bytes(data)
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    try:
+        read_header(file, has_texts)
+    except ModelError as error:
+        assert str(file) in str(error) and "\n" not in str(error)
+        return True, tracemalloc.get_traced_memory()[1] - before
+    return False, tracemalloc.get_traced_memory()[1] - before
 
 
 def test_any_change_of_a_model_is_loaded_or_refused(tmp_path: Path) -> None:
