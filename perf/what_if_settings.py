@@ -28,7 +28,8 @@ from vnext.replay.reading.objective import Objective
 BASE = "base"
 SETTINGS = {
     "base": {}, "max_num_seqs": {"max_num_seqs": 4}, "max_num_batched_tokens": {"max_num_batched_tokens": 128},
-    "num_blocks_override": {"num_blocks_override": 160},
+    "num_blocks_override": {"num_blocks_override": 160}, "long_prefill_token_threshold": {"long_prefill_token_threshold": 32},
+    "scheduling_policy": {"scheduling_policy": "fcfs"},
 }  # fmt: skip
 COMMON = ("--port", "0", "--threads", "1", "--max-num-batched-tokens", "512", "--max-num-seqs", "32", "--disable-log-stats")
 LOADS = {
