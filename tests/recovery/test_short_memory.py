@@ -125,15 +125,15 @@ def test_a_grammar_finds_out_that_there_is_no_room_before_its_process_ends() -> 
     program = """if True:
         import resource, numpy as np
         from pathlib import Path
-        from vnext.runtime.batch.masks import RowMasks
+        from vnext.runtime.batch.masks import ROOM_BYTES, RowMasks
         from vnext.runtime.processes.launch import DEMO_MODEL
         from vnext.sampling.constraint import Vocabulary
         from vnext.state.params import Constraint
         masks = RowMasks(2, Vocabulary(Path(DEMO_MODEL), 4096, (0,)))
         masks.join(0, Constraint(grammar="start: /[a-z]+/"), [])
         masks.wait()
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + ROOM_BYTES // 2, resource.RLIM_INFINITY))  # the C library needs some itself
         kept = masks.of(np.array([0]))
         for ask in (lambda: masks.join(1, Constraint(grammar="start: /[0-9]+/"), []), lambda: masks.take(kept, np.array([7]))):
             ask()
