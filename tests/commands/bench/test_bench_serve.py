@@ -268,6 +268,8 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dataset-name", "agent", "--backend", "anthropic"], "has no form for --backend anthropic: take openai-chat"),
         (["--ramp-up-strategy", "linear"], "--ramp-up-strategy needs --ramp-up-start-rps"),
         (["--ramp-up-strategy", "linear", "--request-rate", "3"], "says what --request-rate would"),
+        (["--ramp-up-start-rps", "5"], "--ramp-up-start-rps has no effect without --ramp-up-strategy"),
+        (["--save-detailed"], "--save-detailed has no effect without --save-result"),
         (["--ramp-up-strategy", "wild"], "--ramp-up-strategy is 'wild'"),
         (["--base-url", "http://127.0.0.1:1"], "is it running?"),
     ],

@@ -117,6 +117,7 @@ def serve(given: Given) -> Result:
     values = given.values
     wanted = wanted_of(values["percentile_metrics"], values["percentiles"], values["goodput"])
     extra: dict[str, Value] = {**metadata_of(values["metadata"])}
+    require_effect(values)
     if values["ramp_up_strategy"]:
         extra |= dict(zip(("ramp_up_start_rps", "ramp_up_end_rps"), ramp_of(values)), ramp_up_strategy=values["ramp_up_strategy"])
     if values["save_result"]:
@@ -237,6 +238,14 @@ def due_s(values: Mapping[str, Any], samples: Sequence[Sample]) -> list[float]:
     if values["from_log"] and not values["concurrency"]:
         return recorded([each.due_s for each in samples], values["log_speed"])
     return at_once(count)
+
+
+def require_effect(values: Mapping[str, object]) -> None:
+    """Raises SettingsError for an option that has no effect without another one."""
+    needs = {"save_detailed": "save_result", "ramp_up_start_rps": "ramp_up_strategy", "ramp_up_end_rps": "ramp_up_strategy"}
+    for name, other in needs.items():
+        if values[name] and not values[other]:
+            raise SettingsError(f"--{name.replace('_', '-')} has no effect without --{other.replace('_', '-')}: add that one.")
 
 
 def ramp_of(values: Mapping[str, float]) -> tuple[float, float]:

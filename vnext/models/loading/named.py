@@ -264,7 +264,7 @@ def ways() -> str:
 def fetched(folder: Path) -> list[Fetched]:
     """The models in the folder, by name."""
     places = [each for each in sorted(folder.glob("*")) if each.is_dir() and not each.name.startswith(".")]
-    return [Fetched(each.name, sum(file.stat().st_size for file in each.iterdir()), _source(each)) for each in places]
+    return [Fetched(each.name, _size(each), _source(each)) for each in places]
 
 
 def remove(model: str, folder: Path) -> int:
@@ -272,11 +272,16 @@ def remove(model: str, folder: Path) -> int:
     found = here(model, folder)
     if found is None:
         raise ModelError(f"there is no model {model!r} in {folder}; `vnext list` shows what there is")
-    size = sum(file.stat().st_size for file in found.iterdir())
+    size = _size(found)
     gone = folder / f"{PARTIAL}{secrets.token_hex(4)}"
     found.rename(gone)
     shutil.rmtree(gone)
     return size
+
+
+def _size(place: Path) -> int:
+    """Bytes of a folder's files; a link to nothing has none."""
+    return sum(file.stat().st_size for file in place.iterdir() if file.exists())
 
 
 def _fetch(name: str, requirement: str, named: Named | None, folder: Path) -> Path:

@@ -52,7 +52,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written. `aborted` and `unfinished` requests were left out: how far they came depends on time. `not_scored` have no
+    """What was written. `aborted` and `unfinished` requests were left out: how far they came depends on time; so were those
+    `with_inputs`, images or sounds, of which a line of token ids has nothing. `not_scored` have no
     log-probabilities, because weights that drew them are not here; `lacking` names these."""
 
     out: str
@@ -62,6 +63,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int
     unfinished: int
     weights: list[str]
+    with_inputs: int = 0
     not_scored: int = 0
     lacking: list[str] = []
     ended: str = ""
@@ -79,12 +81,14 @@ def write_rollouts(paths: Sequence[Path], out: Path, score: Score | None = None)
     for log in logs:
         if log.header.privacy != "full":
             raise UnusableLog(f"{log.paths[0].parent} keeps no texts: a rollout has token ids, so record with --log full")
-    answers, walks = [], list[_Walk]()
+    answers, walks, with_inputs = [], list[_Walk](), 0
     for place, log in enumerate(logs):
         walks.append(_Walk(log, walks[-1].live if walks else ()))
         later = {name for log in logs[place + 1 :] for name in _resumed(log)}
         last = {each.request.name: each for each in walks[-1].answers()}
-        answers += [each for each in walks[-1].found if last[each.request.name] is not each or each.request.name not in later]
+        ended = [each for each in walks[-1].found if last[each.request.name] is not each or each.request.name not in later]
+        answers += [each for each in ended if min(each.tokens) >= 0]
+        with_inputs += sum(min(each.tokens) < 0 for each in ended)
     scores, lacking = score(answers) if score else ([None] * len(answers), [])
     found = [_rollout(each, logprobs) for each, logprobs in zip(answers, scores)]
     _write(found, out)
@@ -96,6 +100,7 @@ def write_rollouts(paths: Sequence[Path], out: Path, score: Score | None = None)
         aborted=sum(walk.aborted for walk in walks),
         unfinished=walks[-1].unfinished,
         weights=sorted({rollout.weights for rollout in found}),
+        with_inputs=with_inputs,
         not_scored=sum(rollout.logprobs is None for rollout in found) if score else 0,
         lacking=lacking,
         ended=next((walk.broken for walk in walks if walk.broken), ""),

@@ -54,7 +54,7 @@ def _audit(arguments: argparse.Namespace, console: Console) -> int:
 def print_rollouts(console: Console, answer: Rollouts) -> None:
     facts(console, answer.out, [
         ("rollouts", f"{answer.rollouts:,}, {counted(answer.tokens, 'token')} of answers"),
-        ("left out", f"{answer.aborted:,} aborted, {answer.unfinished:,} unfinished"),
+        ("left out", f"{answer.aborted:,} aborted, {answer.unfinished:,} unfinished, {answer.with_inputs:,} with images or sounds"),
         ("weights", ", ".join(answer.weights) or "-"),
         *([("not scored", f"{answer.not_scored:,}, drawn with weights that are not here")] if answer.not_scored else []),
         ("digest", answer.digest),

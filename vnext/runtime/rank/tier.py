@@ -232,7 +232,7 @@ class RankTier:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("The disk tier writes no more blocks, and serving goes on: %s", error)
+                log.warning("The disk tier cannot write a block, tries on with the next ones, and serving goes on: %s", error)
         return BlocksWritten(self._rank, request.blocks, b"".join(stored), request.snapshots, b"".join(behind))
 
     def _read(self, transfer: Transfer, fillings: tuple[Filling, ...], ticket: str) -> BlocksRead:

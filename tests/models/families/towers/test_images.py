@@ -119,6 +119,16 @@ def test_a_step_encodes_one_tile(reader: tuple[Path, torch.nn.Module], tmp_path:
     assert max(begun) == 1 and sum(begun) == 6
 
 
+def test_a_damaged_image_is_refused_once(tmp_path: Path) -> None:
+    """Whoever sends it again has it written anew."""
+    store = MediaStore([tmp_path])
+    (digest,) = store.put(FILES[:1], "the image")
+    (tmp_path / digest.hex()).write_bytes(FILES[0][:-1])
+    with pytest.raises(MediaError, match="is damaged"):
+        kept_in(tmp_path, digest, "image")
+    assert store.put(FILES[:1], "the image") == [digest] and kept_in(tmp_path, digest, "image") == FILES[0]
+
+
 def test_a_tile_is_computed_once_and_whole(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
     path, _ = reader
     config = load_config(path)

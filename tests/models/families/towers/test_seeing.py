@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -132,3 +133,6 @@ def test_a_log_is_run_again_but_for_images(seeing: tuple[str, Path, Any], tmp_pa
         capsys.readouterr()
         assert replay(command) == 2, command
         assert "has an image or a sound, and a log keeps its digest alone: `vnext-replay verify`" in capsys.readouterr().err
+    assert replay(["rollouts", log, "-o", str(tmp_path / "out.jsonl"), "--json"]) == 0
+    written, lines = json.loads(capsys.readouterr().out), (tmp_path / "out.jsonl").read_text().splitlines()
+    assert (written["rollouts"], written["with_inputs"], len(lines)) == (1, len(prompts_of(kind)), 1)
