@@ -55,24 +55,26 @@ def convolution(dtype: torch.dtype, width: int = 3, *, gated: bool = False, acti
     return Operation(compiled.short_convolution, plain.short_convolution, draw(TOKENS, channels * (3 if gated else 1), dtype=dtype), call, pool)
 
 
-def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 40) -> Operation:
-    key_heads, heads = 2, 6
+def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 40, pace: str = "head") -> Operation:
+    key_heads, heads = (1 if pace == "number" else 2), 6
     x = draw(TOKENS, 2 * key_heads * keys + heads * width, dtype=dtype)
     beside = draw(TOKENS, 2 * heads, dtype=dtype, seed=5)
+    paces = heads * {"head": 1, "key": keys, "number": width, "none": 0}[pace]
+    decay_logs = draw(heads, keys, width) if pace == "number" else draw(heads)
     call = RecurrenceCall(
-        steps=beside[:, :heads] + 1,
-        strengths=beside[:, heads:],
+        steps=beside[:, :heads] if pace == "head" else draw(TOKENS, paces, dtype=dtype, seed=6) if paces else None,
+        strengths=beside[:, heads:] if is_delta else None,
         gates=draw(TOKENS, heads * width, dtype=dtype, seed=1),
-        decay_logs=draw(heads) * 0.5,
-        step_bias=draw(heads, seed=3),
+        decay_logs=decay_logs * 0.5,
+        step_bias=draw(paces, seed=3) if paces else None,
         norm=draw(width) if is_delta else None,
-        skips=None if is_delta else draw(heads, seed=4),
+        skips=None if is_delta else draw(paces or heads, seed=4),
         eps=1e-6,
         key_heads=key_heads,
         pool=torch.full((4, heads, keys, width), float("nan")),
         rows=NO_ROWS,
+        gate="sigmoid" if pace == "key" else "silu",
     )
-    call = call._replace(steps=beside[:, :heads], strengths=call.strengths if is_delta else None)
     return Operation(compiled.recur, plain.recur, x, call, call.pool)
 
 
@@ -85,6 +87,11 @@ CASES = {
     "delta_wide": lambda dtype: recurrence(dtype, True, 33, 128),
     "mamba": lambda dtype: recurrence(dtype, False),
     "mamba_wide": lambda dtype: recurrence(dtype, False, 64, 48),
+    "by_key": lambda dtype: recurrence(dtype, True, pace="key"),
+    "by_key_wide": lambda dtype: recurrence(dtype, True, 33, 128, pace="key"),
+    "by_number": lambda dtype: recurrence(dtype, False, 16, 16, pace="number"),
+    "by_number_odd": lambda dtype: recurrence(dtype, False, 5, 37, pace="number"),
+    "without_steps": lambda dtype: recurrence(dtype, False, pace="none"),
 }
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -113,10 +120,13 @@ def recurred(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         else:
             first = heads * width
             v, k, q = x[:, head * width :][:, :width], x[:, first + at :][:, :keys], x[:, first + shared + at :][:, :keys]
-        time = (call.steps[:, head].double() + call.step_bias[head].double()).exp().log1p()
+        time, by_key = torch.ones(TOKENS, 1, dtype=torch.float64), call.strengths is not None
+        if call.steps is not None:
+            own = slice(*(len(call.step_bias) // heads * each for each in (head, head + 1)))
+            time = (call.steps[:, own].double() + call.step_bias[own].double()).exp().log1p()
         state, outputs = torch.zeros(keys, width, dtype=torch.float64), []
         for t in range(len(x)):
-            state = state * (-call.decay_logs[head].double().exp() * time[t]).exp()
+            state = state * (-call.decay_logs[head].double().exp() * (time[t][:, None] if by_key else time[t])).exp()
             if call.strengths is not None:
                 change = call.strengths[t, head].double().sigmoid() * (v[t] - k[t] @ state)
             else:
@@ -127,10 +137,10 @@ def recurred(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         if call.norm is not None:
             y = y / (y.square().mean(1, keepdim=True) + call.eps).sqrt() * call.norm.double()
         if call.skips is not None:
-            y = y + call.skips[head].double() * v
+            y = y + call.skips.view(heads, -1)[head].double() * v
         results.append(y)
     y, gates = torch.cat(results, 1), call.gates.double()
-    return y * gates * gates.sigmoid()
+    return y * gates.sigmoid() * (1 if call.gate == "sigmoid" else gates)
 
 
 @cache

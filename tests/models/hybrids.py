@@ -116,6 +116,22 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 24,
         },
     ),
+    "jamba": (
+        "JambaForCausalLM",
+        "JambaConfig",
+        {
+            "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5, "num_experts_per_tok": 2, "mamba_d_state": 12,
+            "mamba_dt_rank": 6,
+        },
+    ),
+    "jamba_dense": (
+        "JambaForCausalLM",
+        "JambaConfig",
+        {
+            "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 1, "mamba_d_conv": 3, "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

@@ -66,6 +66,11 @@ def is_dense(array: Array) -> bool:
     return found
 
 
+def dense(array: Array) -> Array:
+    """The array with its elements one after the other."""
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
+
+
 def have_dense_blocks(*caches: Array) -> bool:
     """Whether caches of one shape [page_count, kv_heads, block_size, D] have dense blocks at equal distances."""
     (_, _, block_size, width), strides = caches[0].shape, strides_of(caches[0])

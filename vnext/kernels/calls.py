@@ -91,25 +91,30 @@ class RecurrenceCall(NamedTuple):
     """What recur does with x [T, 2 * key_heads * K + H * V]: H value heads keep a state K x V each, in pool, float32 [P, H, K, V].
 
     A token's state is its decay times the last one, plus key times change, and what it gives is the state's product with its query.
-    decay = exp(-exp(decay_logs) * time) with time = softplus(steps + step_bias); decay_logs, step_bias float32 [H]; steps [T, H].
-    With strengths [T, H], of steps' stride, x has queries, keys and values, the first two are brought to length 1, queries also
+    decay = exp(-exp(decay_logs) * time) with time = softplus(steps + step_bias), or 1 without steps; decay_logs, step_bias float32
+    [H]; steps [T, H]. With strengths [T, H], x has queries, keys and values, the first two are brought to length 1, queries also
     divided by the root of K, and the change is sigmoid(strength) times what the value differs from what the decayed state has for
     the key (gated delta rule, arXiv 2412.06464). Without, x has values, keys and queries, and the change is time times the value
     (Mamba-2, arXiv 2405.21060). What a token gives is normed over V by norm float32 [V], then skips float32 [H] times its value is
-    added, then it is multiplied by silu(gates) [T, H * V]; each of the three may be None.
+    added, then it is multiplied by silu or sigmoid, as `gate` says, of gates [T, H * V]; each of the three may be None.
+
+    A delta may decay key by key, with steps [T, H * K] and step_bias [H * K] (Kimi Delta Attention, arXiv 2510.26692). The other
+    rule may decay number by number, with steps [T, H * V], step_bias and skips [H * V] and decay_logs [H, K, V] (Mamba, arXiv
+    2312.00752).
     """
 
-    steps: torch.Tensor
+    steps: torch.Tensor | None
     strengths: torch.Tensor | None
     gates: torch.Tensor | None
     decay_logs: torch.Tensor
-    step_bias: torch.Tensor
+    step_bias: torch.Tensor | None
     norm: torch.Tensor | None
     skips: torch.Tensor | None
     eps: float
     key_heads: int
     pool: torch.Tensor
     rows: StateRows
+    gate: Literal["silu", "sigmoid"] = "silu"
 
 
 class RotaryWrite(NamedTuple):

@@ -48,21 +48,30 @@ def check_short_convolution(x: torch.Tensor, call: ConvolutionCall) -> None:
 def check_recur(x: torch.Tensor, call: RecurrenceCall) -> None:
     """As RecurrenceCall says; x, steps, strengths and gates of one float dtype. Value heads share key heads evenly."""
     _, heads, keys, width = call.pool.shape
-    tokens = x.shape[0]
+    tokens, by_number = x.shape[0], call.decay_logs.dim() == 3
     if call.key_heads < 1 or heads % call.key_heads:
         raise ContractError(f"{heads} heads of values cannot share {call.key_heads} heads of keys evenly")
     expect("x", x, (None, 2 * call.key_heads * keys + heads * width), FLOATS)
     expect("pool", call.pool, (None, None, None, None), (torch.float32,))
-    expect("steps", call.steps, (tokens, heads), (x.dtype,))
+    paces = heads * width if by_number else heads
+    if call.steps is None or call.step_bias is None:
+        if by_number or call.step_bias is not call.steps:
+            raise ContractError("steps and their bias come together, and always with a decay for each number")
+    else:
+        by_key = call.strengths is not None and call.steps.shape[1] != heads
+        expect("steps", call.steps, (tokens, heads * keys if by_key else paces), (x.dtype,))
+        expect("step_bias", call.step_bias, (call.steps.shape[1],), (torch.float32,))
+    if by_number and call.strengths is not None:
+        raise ContractError("a delta decays by heads or by keys, not by numbers")
+    expect("decay_logs", call.decay_logs, (heads, keys, width) if by_number else (heads,), (torch.float32,), contiguous=True)
     if call.strengths is not None:
         expect("strengths", call.strengths, (tokens, heads), (x.dtype,))
     if call.gates is not None:
         expect("gates", call.gates, (tokens, heads * width), (x.dtype,))
-    sized = {"decay_logs": heads, "step_bias": heads, "norm": width, "skips": heads}
-    for name, weight in zip(sized, (call.decay_logs, call.step_bias, call.norm, call.skips)):
+    for name, weight, size in (("norm", call.norm, width), ("skips", call.skips, paces)):
         if weight is not None:
-            expect(name, weight, (sized[name],), (torch.float32,))
-    expect_together(x, pool=call.pool, steps=call.steps, decay_logs=call.decay_logs, step_bias=call.step_bias)
+            expect(name, weight, (size,), (torch.float32,))
+    expect_together(x, pool=call.pool, decay_logs=call.decay_logs)
     check_rows(call.rows, call.pool, tokens)
 
 
@@ -120,24 +129,34 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     query, value = (first, last) if is_delta else (last, first)
     query, key = (each.view(tokens, call.key_heads, keys).repeat_interleave(heads // call.key_heads, 1) for each in (query, key))
     value = value.view(tokens, heads, width)
-    time = softplus(call.steps.float() + call.step_bias, threshold=88.0)
-    decay, strength = (-call.decay_logs.exp() * time).exp(), time
+    time, rate = times(call, tokens), call.decay_logs.exp().view(heads, *call.decay_logs.shape[1:] or (1, 1))
+    strength = time[:, :, 0]
     if call.strengths is not None:
         query, key = unit(query) * keys**-0.5, unit(key)
-        strength = call.strengths.float().sigmoid()
+        strength = call.strengths.float().sigmoid()[:, :, None]
     result = torch.zeros_like(value)
     for page, span, is_fresh in spans(call.rows):
         kept = dict(kept_on_the_way(call.rows, span))
         state = torch.zeros_like(call.pool[page]) if is_fresh else call.pool[page].clone()
         for at in range(span.start, span.stop):
-            state = state * decay[at, :, None, None]
+            state = state * (-rate * time[at]).exp()
             change = value[at] - (state * key[at, :, :, None]).sum(1) if is_delta else value[at]
-            state = state + key[at, :, :, None] * (change * strength[at, :, None])[:, None, :]
+            state = state + key[at, :, :, None] * (change * strength[at])[:, None, :]
             result[at] = (state * query[at, :, :, None]).sum(1)
             if at in kept:
                 call.pool[kept[at]] = state
         call.pool[page].copy_(state)
     return finished(result, value, call).flatten(1).to(x.dtype)
+
+
+def times(call: RecurrenceCall, tokens: int) -> torch.Tensor:
+    """What decays multiply, [T, H, 1, 1], or with an axis for the keys or for the values of a head."""
+    if call.steps is None:
+        return call.decay_logs.new_ones(tokens, call.decay_logs.shape[0], 1, 1)
+    assert call.step_bias is not None
+    found: torch.Tensor = softplus(call.steps.float() + call.step_bias, threshold=88.0)
+    found = found.view(tokens, call.decay_logs.shape[0], -1)
+    return found[:, :, None] if call.strengths is None else found[:, :, :, None]
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -150,5 +169,8 @@ def finished(x: torch.Tensor, value: torch.Tensor, call: RecurrenceCall) -> torc
     if call.norm is not None:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.eps) * call.norm
     if call.skips is not None:
-        x = x + call.skips[:, None] * value
-    return x if call.gates is None else x * activated(call.gates.float().view_as(x), "silu")
+        x = x + call.skips.view(x.shape[1], -1) * value
+    if call.gates is None:
+        return x
+    gates = call.gates.float().view_as(x)
+    return x * (gates.sigmoid() if call.gate == "sigmoid" else activated(gates, "silu"))

@@ -71,6 +71,7 @@ ROWS = MappingProxyType(
         "Qwen3_5ForConditionalGeneration": Row("hybrids.qwen3_5", "qwen3_5"),
         "Qwen3_5MoeForCausalLM": Row("hybrids.qwen3_5", "qwen3_5_moe_text", "Qwen3_5MoeTextModel"),
         "Qwen3_5MoeForConditionalGeneration": Row("hybrids.qwen3_5", "qwen3_5_moe"),
+        "JambaForCausalLM": Row("hybrids.jamba", "jamba", "JambaModel"),
         "FalconH1ForCausalLM": Row("hybrids.falcon_h1", "falcon_h1", "FalconH1Model"),
         "NemotronHForCausalLM": Row("hybrids.nemotron_h", "nemotron_h", "NemotronHModel"),
         "Qwen3NextForCausalLM": Row("hybrids.qwen3_5", "qwen3_next", "Qwen3NextModel"),

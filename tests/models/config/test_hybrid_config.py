@@ -73,13 +73,26 @@ NEMOTRON: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN, FALCON, NEMOTRON], ids=["lfm2", "granite", "qwen", "falcon", "nemotron"])
+JAMBA: dict[str, Any] = {
+    "architectures": ["JambaForCausalLM"], "attention_dropout": 0.0, "attn_layer_offset": 4, "attn_layer_period": 8, "bos_token_id": 1,
+    "eos_token_id": 2, "expert_layer_offset": 1, "expert_layer_period": 2, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 16,
+    "mamba_dt_rank": 256, "mamba_expand": 2, "mamba_inner_layernorms": True, "mamba_proj_bias": False, "max_position_embeddings": 262144,
+    "model_type": "jamba", "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_logits_to_keep": 1, "output_router_logits": False, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_mamba_kernels": True, "vocab_size": 65536,
+}  # fmt: skip
+PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA}
+
+
+@pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
 def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
     assert unread_members(raw) == []
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN, FALCON, NEMOTRON))
+    lfm2, granite, qwen, falcon, nemotron, jamba = (parse_config(raw, {}) for raw in PUBLISHED.values())
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
@@ -88,6 +101,9 @@ def test_their_sizes() -> None:
     assert falcon.attending_layers == falcon.recurrent.layers == tuple(range(36)) and falcon.recurrent.values == 1536
     assert nemotron.attending_layers == nemotron.still_layers == (14, 21, 30, 39) and nemotron.activation == "relu2"
     assert nemotron.layer_count == 56 and len(nemotron.recurrent.layers) == 27 and nemotron.recurrent.keys == 1024
+    assert jamba.attending_layers == jamba.still_layers == (4, 12, 20, 28) and jamba.recurrent.step_rank == 256
+    assert (jamba.recurrent.values, jamba.recurrent.keys, jamba.recurrent.key_dim) == (8192, 0, 16)
+    assert jamba.experts.dense_layers == tuple(range(0, 32, 2)) and not jamba.experts.router.normalise
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -102,6 +118,8 @@ REFUSED = [
     (FALCON, {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True is not supported"),
     (NEMOTRON, {"hybrid_override_pattern": "M-*E", "n_routed_experts": 1}, "1 experts in 1 groups.* cannot give each token 2"),
     (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "each of the first two at least once"),
+    (JAMBA, {"attn_layer_period": 1, "attn_layer_offset": 0}, "must leave layers that attend and layers that do not"),
+    (JAMBA, {"mamba_inner_layernorms": False}, "mamba_inner_layernorms False is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

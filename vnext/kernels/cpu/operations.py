@@ -178,8 +178,7 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
 def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     """As recurrence.recur."""
     plain_recurrence.check_recur(x, call)
-    alike = call.strengths is None or call.strengths.stride(0) == call.steps.stride(0)
-    serves = x.dtype in PACKED_TYPES and alike and call.pool[0].is_contiguous()
+    serves = x.dtype in PACKED_TYPES and call.pool[0].is_contiguous()
     return recurrence.recur(x, call) if serves else plain_recurrence.recur(x, call)
 
 

@@ -28,19 +28,26 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
 
 
 def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
-    """As recurrence.recur, with dense states; strengths have the stride of steps."""
+    """As recurrence.recur, with dense states."""
     _, heads, keys, width = call.pool.shape
     result, shared = x.new_zeros(x.shape[0], heads * width), call.key_heads * keys
+    steps_a_head = 1 if call.steps is None else call.steps.shape[1] // heads
     queries_at, keys_at, values_at = (0, shared, 2 * shared)
     if call.strengths is None:
         queries_at, keys_at, values_at = (heads * width + shared, heads * width, 0)
     module().recur(
-        KINDS[x.dtype], x.data_ptr(), x.stride(0), queries_at, keys_at, values_at, call.steps.data_ptr(), address(call.strengths),
-        call.steps.stride(0), address(call.gates), 0 if call.gates is None else call.gates.stride(0), call.decay_logs.data_ptr(),
-        call.step_bias.data_ptr(), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),
-        call.key_heads, keys, heads, width, *_addresses(call.rows), x.shape[0], result.data_ptr(),
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), queries_at, keys_at, values_at, address(call.steps), address(call.strengths),
+        stride(call.steps), stride(call.strengths), address(call.gates), stride(call.gates), call.decay_logs.data_ptr(),
+        address(call.step_bias), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),
+        call.key_heads, keys, heads, width, steps_a_head, call.decay_logs.dim() == 3, call.gate == "sigmoid",
+        *_addresses(call.rows), x.shape[0], result.data_ptr(),
     )  # fmt: skip
     return result
+
+
+def stride(x: torch.Tensor | None) -> int:
+    """From one token to the next."""
+    return 0 if x is None else x.stride(0)
 
 
 def _addresses(rows: StateRows) -> tuple[int, int, int, int | None, int]:

@@ -109,8 +109,9 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
 
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
     queries, keys and values; it may have a bias. Of Mamba-2, `scales` multiply gates, values, keys, queries and steps, () for
-    nothing, and there may be no norm. `beside`: of layers that attend, too, what multiplies the input of attention, what it gives,
-    and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP alone.
+    nothing, and there may be no norm. `step_rank`: of so many numbers steps are made, one for each value (Mamba); 0 where they are
+    products with the input, one for each head. `beside`: of layers that attend, too, what multiplies the input of attention, what
+    it gives, and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP alone.
     """
 
     layers: tuple[int, ...]
@@ -122,6 +123,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False
     has_norm: bool = True
     scales: tuple[float, ...] = ()
+    step_rank: int = 0
     beside: tuple[float, float, float] | None = None
     idle: tuple[int, ...] = ()
 

@@ -39,7 +39,8 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if config.streams is not None or config.encoder is not None:
         return None
-    if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
+    own = config.recurrent
+    if own is not None and (own.width not in WIDTHS or own.beside is not None or own.step_rank):
         return None
     if config.experts is not None and config.experts.router.marks == "mixer":
         return None
@@ -305,7 +306,7 @@ def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
     if isinstance(layer, ShortConvolution):
         return kernel.Recurring(None, layer.weight, layer.bias, channels, width)
     sizes, heads = config.recurrent, len(layer.decay_logs)
-    assert sizes is not None
+    assert sizes is not None and isinstance(layer, (DeltaNet, Mamba))
     return kernel.Recurring(
         beside=layer.beside.weight.linear if isinstance(layer, DeltaNet) else None,
         weight=layer.weight,

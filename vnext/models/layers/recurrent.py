@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array
+from vnext.kernels.arrays import Array, dense
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
@@ -69,7 +69,25 @@ class Mamba(NamedTuple):
     output: Linear
 
 
-Recurring = ShortConvolution | DeltaNet | Mamba
+class Selective(NamedTuple):
+    """Mamba, the first. `inner` is column-parallel: values, gates; weight [channels, W] and bias [channels] or None of the
+    convolution. `beside` is row-parallel and makes of the values what steps are made of, keys and queries, which `norms` are of;
+    `steps` is column-parallel; neither is ever quantised. decay_logs float32 [H, K, V], step_bias and skips float32 [channels].
+    `output` is row-parallel."""
+
+    inner: Linear
+    weight: Array
+    bias: Array | None
+    beside: Linear
+    norms: tuple[Array, Array, Array]
+    steps: Linear
+    decay_logs: Array
+    step_bias: Array
+    skips: Array
+    output: Linear
+
+
+Recurring = ShortConvolution | DeltaNet | Mamba | Selective
 
 
 def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
@@ -164,10 +182,31 @@ def assemble_mamba(source: Source, config: ModelConfig, prefix: str) -> Mamba:
     )
 
 
+def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Selective:
+    """The Mamba at `prefix`, which ends with a dot."""
+    assert config.recurrent is not None
+    sizes, bias = config.recurrent, config.recurrent.has_bias
+    logs = source.wide(prefix + "A_log").reshape(-1, sizes.value_dim, sizes.key_dim)
+    return Selective(
+        inner=linear(source, prefix, "in_proj"),
+        weight=source.fused((prefix + "conv1d.weight",)),
+        bias=source.fused((prefix + "conv1d.bias",)) if bias else None,
+        beside=Linear(source.packed((prefix + "x_proj.weight",), exact=True), None),
+        norms=tuple(source.fused((f"{prefix}{part}_layernorm.weight",)) for part in ("dt", "b", "c")),
+        steps=Linear(source.packed((prefix + "dt_proj.weight",), exact=True), None),
+        decay_logs=dense(logs.swapaxes(1, 2)),
+        step_bias=source.wide(prefix + "dt_proj.bias"),
+        skips=source.wide(prefix + "D"),
+        output=linear(source, prefix, "out_proj"),
+    )
+
+
 def recurrent(layer: Recurring, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
     """A recurrent layer of x [T, hidden] -> [T, hidden]; the step's rows go on from their pages."""
     if isinstance(layer, DeltaNet):
         return delta_net(layer, pools, x, step)
+    if isinstance(layer, Selective):
+        return selective(layer, pools, x, step)
     return mamba(layer, pools, x, step) if isinstance(layer, Mamba) else short_convolution(layer, pools, x, step)
 
 
@@ -205,6 +244,35 @@ def mamba(layer: Mamba, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -
     parts = zip(mixed.chunk(groups, 1), layer.norm.chunk(groups))
     normed = [chosen.rms_norm(part, weight, step.config.rms_norm_eps) for part, weight in parts]
     return row(normed[0] if groups == 1 else _beside(normed), layer.output, step)
+
+
+def selective(layer: Selective, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through Mamba."""
+    chosen, (convolved, states) = step.operations, pools
+    assert step.rows is not None and step.config.recurrent is not None
+    keys, channels = step.config.recurrent.key_dim, len(layer.weight)
+    inner = chosen.linear(x, layer.inner.weight, None)
+    call = ConvolutionCall(layer.weight, layer.bias, convolved, step.rows, "silu")
+    values = chosen.short_convolution(inner[:, :channels], call)
+    parts = row(values, layer.beside, step).split((step.config.recurrent.step_rank, keys, keys), 1)
+    given, key, query = (chosen.rms_norm(part, norm, step.config.rms_norm_eps) for part, norm in zip(parts, layer.norms))
+    mixed = chosen.recur(
+        _beside([values, key, query]),
+        RecurrenceCall(
+            steps=chosen.linear(given, layer.steps.weight, None),
+            strengths=None,
+            gates=inner[:, channels:],
+            decay_logs=layer.decay_logs,
+            step_bias=layer.step_bias,
+            norm=None,
+            skips=layer.skips,
+            eps=step.config.rms_norm_eps,
+            key_heads=1,
+            pool=states,
+            rows=step.rows,
+        ),
+    )
+    return row(mixed, layer.output, step)
 
 
 def _beside(parts: list[torch.Tensor]) -> torch.Tensor:

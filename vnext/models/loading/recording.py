@@ -19,7 +19,7 @@ class _Nothing:
     def __add__(self, *others: object) -> _Nothing:
         return self
 
-    __mul__ = __getitem__ = reshape = __add__
+    __mul__ = __getitem__ = reshape = swapaxes = contiguous = __add__
 
 
 class Recording:

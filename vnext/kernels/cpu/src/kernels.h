@@ -179,16 +179,19 @@ struct ConvolutionCall {
 };
 
 /* Heads that keep a state [key_dim][value_dim] in float32. A row of x has queries, keys and values at these places, each head's one
-   behind the other; key heads are shared by neighbouring value heads. steps, strengths [tokens, value_heads] with one stride, gates
-   and result [tokens, value_heads, value_dim]; of the kind of x. With strengths the rule is that of a delta, on keys and queries of
-   length 1. decay_logs, step_bias, skips [value_heads], norm [value_dim]. strengths, gates, norm and skips may be null. */
+   behind the other; key heads are shared by neighbouring value heads. steps [tokens, value_heads, steps_a_head], strengths [tokens,
+   value_heads], gates and result [tokens, value_heads, value_dim]; of the kind of x. With strengths the rule is that of a delta, on
+   keys and queries of length 1, whose heads have one step or one for each key. decay_logs, step_bias, skips [value_heads], step_bias
+   as many as steps, norm [value_dim]. `by_number`: decay_logs [value_heads, key_dim, value_dim], and steps and skips for each value.
+   steps, strengths, gates, norm and skips may be null. Gates are those of silu, or of a sigmoid. */
 struct RecurrenceCall {
     const void *x, *steps, *strengths, *gates;
     const float *decay_logs, *step_bias, *norm, *skips;
     float *pool;
     void *result;
-    int64_t x_stride, queries_at, keys_at, values_at, step_stride, gate_stride, page_stride;
-    int64_t key_heads, key_dim, value_heads, value_dim;
+    int64_t x_stride, queries_at, keys_at, values_at, step_stride, strength_stride, gate_stride, page_stride;
+    int64_t key_heads, key_dim, value_heads, value_dim, steps_a_head;
+    bool by_number, is_sigmoid;
     float eps;
     StateRows rows;
 };

@@ -78,12 +78,16 @@ void convolve(int kind, const ConvolutionCall &call, int64_t row, int64_t first,
     convolve_row<bf16>(call, row, first, last);
 }
 
+/* What has a decay of its own: a head, a key of it, or a number of its state. */
+enum Pace { BY_HEAD, BY_KEY, BY_NUMBER };
+
 /* Some tokens of one head: what passes over its state. Rows of queries and keys `key_dim` apart, of values and results
-   `value_dim`. A token's state is `decay` times the last one, plus key times change. The change is `strength` times the
-   value, or, of a delta, times what the value differs from what the state has for the key. */
+   `value_dim`. A token's state is its decay times the last one, plus key times change. The change is `strength` times the
+   value, or, of a delta, times what the value differs from what the state has for the key. Of a token there are one decay, or
+   `key_dim`, and one strength; by number `value_dim` strengths, of which and of `rates` [key_dim][value_dim] decays are made. */
 struct HeadTokens {
     int64_t count, key_dim, value_dim;
-    const float *queries, *keys, *values, *decays, *strengths;
+    const float *queries, *keys, *values, *decays, *strengths, *rates;
     float *results;
 };
 
@@ -94,21 +98,28 @@ ALWAYS_INLINE void load_columns(const float *from, int64_t left, Lanes *to) {
 }
 
 /* N times sixteen columns of the state [key_dim][value_dim]; with fewer, N is 1 and `left` says how many. */
-template <int N, bool IS_DELTA>
+template <int N, bool IS_DELTA, Pace PACE>
 inline void pass_columns(const HeadTokens &head, float *state, int64_t column, int64_t left) {
     const int64_t width = head.value_dim;
     for (int64_t t = 0; t < head.count; ++t) {
         const float *query = head.queries + t * head.key_dim, *key = head.keys + t * head.key_dim;
-        const Lanes decay = all(head.decays[t]), strength = all(head.strengths[t]);
-        Lanes change[N], s[N];
+        const float *decays = head.decays + (PACE == BY_KEY ? t * head.key_dim : t);
+        const Lanes decay = all(PACE == BY_HEAD ? *decays : 1.0f);
+        Lanes change[N], s[N], strength[N], rate[N];
+        if (PACE == BY_NUMBER)
+            load_columns<N>(head.strengths + t * width + column, left, strength);
+        else
+            for (int n = 0; n < N; ++n)
+                strength[n] = all(head.strengths[t]);
         load_columns<N>(head.values + t * width + column, left, change);
+        const auto decayed = [&](int64_t i) { return all(PACE == BY_KEY ? key[i] * decays[i] : key[i]); };
         if (IS_DELTA) {
             Lanes even[N], odd[N];
             for (int n = 0; n < N; ++n)
                 even[n] = odd[n] = all(0.0f);
             int64_t i = 0;
             for (; i + 2 <= head.key_dim; i += 2) {
-                const Lanes a = all(key[i]), b = all(key[i + 1]);
+                const Lanes a = decayed(i), b = decayed(i + 1);
                 load_columns<N>(state + i * width + column, left, s);
                 for (int n = 0; n < N; ++n)
                     even[n] = fused(a, s[n], even[n]);
@@ -119,22 +130,26 @@ inline void pass_columns(const HeadTokens &head, float *state, int64_t column, i
             if (i < head.key_dim) {
                 load_columns<N>(state + i * width + column, left, s);
                 for (int n = 0; n < N; ++n)
-                    even[n] = fused(all(key[i]), s[n], even[n]);
+                    even[n] = fused(decayed(i), s[n], even[n]);
             }
             for (int n = 0; n < N; ++n)
                 change[n] = change[n] - decay * (even[n] + odd[n]);
         }
         for (int n = 0; n < N; ++n)
-            change[n] = change[n] * strength;
+            change[n] = change[n] * strength[n];
         Lanes even[N], odd[N];
         for (int n = 0; n < N; ++n)
             even[n] = odd[n] = all(0.0f);
         const auto update = [&](int64_t i, Lanes *sums) {
             float *at = state + i * width + column;
             load_columns<N>(at, left, s);
+            if (PACE == BY_NUMBER) load_columns<N>(head.rates + i * width + column, left, rate);
             const Lanes a = all(key[i]), b = all(query[i]);
             for (int n = 0; n < N; ++n) {
-                s[n] = fused(a, change[n], decay * s[n]);
+                const Lanes own = PACE == BY_KEY      ? all(decays[i])
+                                  : PACE == BY_NUMBER ? exp_lanes(all(0.0f) - rate[n] * strength[n])
+                                                      : decay;
+                s[n] = fused(a, change[n], own * s[n]);
                 store_part(at + 16 * n, s[n], left >= 16 * N ? 16 : left);
                 sums[n] = fused(b, s[n], sums[n]);
             }
@@ -150,13 +165,13 @@ inline void pass_columns(const HeadTokens &head, float *state, int64_t column, i
     }
 }
 
-template <bool IS_DELTA>
+template <bool IS_DELTA, Pace PACE>
 inline void pass_tokens(const HeadTokens &head, float *state) {
     int64_t column = 0;
     for (; column + 16 * COLUMNS_AT_ONCE <= head.value_dim; column += 16 * COLUMNS_AT_ONCE)
-        pass_columns<COLUMNS_AT_ONCE, IS_DELTA>(head, state, column, 16 * COLUMNS_AT_ONCE);
+        pass_columns<COLUMNS_AT_ONCE, IS_DELTA, PACE>(head, state, column, 16 * COLUMNS_AT_ONCE);
     for (; column < head.value_dim; column += 16)
-        pass_columns<1, IS_DELTA>(head, state, column, head.value_dim - column);
+        pass_columns<1, IS_DELTA, PACE>(head, state, column, head.value_dim - column);
 }
 
 template <typename T>
@@ -186,18 +201,44 @@ ALWAYS_INLINE Lanes softplus(Lanes x) {
     return larger(x, zero) + part * p;
 }
 
-/* Each token's decay and strength: e^(-e^a_log * softplus(step + bias)), and sigmoid or, without strengths, that softplus. */
+ALWAYS_INLINE Lanes sigmoid(Lanes x) { return all(1.0f) / (all(1.0f) + exp_lanes(all(0.0f) - x)); }
+
+/* softplus(step + bias) of each key or value of a head, one token after the other. */
+template <typename T>
+inline void find_times(const RecurrenceCall &call, int64_t token, int64_t count, int64_t head, float *times) {
+    const int64_t size = call.steps_a_head;
+    for (int64_t t = 0; t < count; ++t)
+        for (int64_t i = 0; i < size; i += 16) {
+            const int64_t at = head * size + i, left = size - i;
+            const T *steps = static_cast<const T *>(call.steps) + (token + t) * call.step_stride + at;
+            store_part(times + t * size + i, softplus(load_part(steps, left) + load_part(call.step_bias + at, left)), left);
+        }
+}
+
+/* Each token's decays and strengths: e^(-e^a_log * softplus(step + bias)), and sigmoid or, without strengths, that softplus. Without
+   steps it is 1. */
 template <typename T>
 inline void find_factors(const RecurrenceCall &call, int64_t token, int64_t count, int64_t head, float *decays, float *strengths) {
+    if (call.by_number) return find_times<T>(call, token, count, head, strengths);
     alignas(64) float steps[16] = {}, given[16] = {};
     for (int64_t t = 0; t < count; ++t) {
-        steps[t] = to_float(static_cast<const T *>(call.steps)[(token + t) * call.step_stride + head]);
+        if (call.steps != nullptr && call.steps_a_head == 1)
+            steps[t] = to_float(static_cast<const T *>(call.steps)[(token + t) * call.step_stride + head]);
         if (call.strengths != nullptr)
-            given[t] = to_float(static_cast<const T *>(call.strengths)[(token + t) * call.step_stride + head]);
+            given[t] = to_float(static_cast<const T *>(call.strengths)[(token + t) * call.strength_stride + head]);
     }
-    const Lanes zero = all(0.0f), one = all(1.0f), time = softplus(load(steps) + all(call.step_bias[head]));
-    store(decays, exp_lanes(zero - exp_lanes(all(call.decay_logs[head])) * time));
-    store(strengths, call.strengths == nullptr ? time : one / (one + exp_lanes(zero - load(given))));
+    const Lanes zero = all(0.0f), rate = exp_lanes(all(call.decay_logs[head]));
+    Lanes time = all(1.0f);
+    if (call.steps_a_head > 1) {
+        const int64_t size = count * call.steps_a_head;
+        find_times<T>(call, token, count, head, decays);
+        for (int64_t i = 0; i < size; i += 16)
+            store_part(decays + i, exp_lanes(zero - rate * load_part(decays + i, size - i)), size - i);
+    } else {
+        if (call.steps != nullptr) time = softplus(load(steps) + all(call.step_bias[head]));
+        store(decays, exp_lanes(zero - rate * time));
+    }
+    store(strengths, call.strengths == nullptr ? time : sigmoid(load(given)));
 }
 
 /* What a token gives: a delta's normed, then gated; else with the value times `skips`, gated where there are gates. */
@@ -219,8 +260,14 @@ inline void finish_token(const RecurrenceCall &call, int64_t token, int64_t head
         const int64_t left = width - i;
         Lanes y = load_part(x + i, left);
         if (call.norm != nullptr) y = y * all(scale) * load_part(call.norm + i, left);
-        if (call.skips != nullptr) y = fused(all(call.skips[head]), load_part(value + i, left), y);
-        if (call.gates != nullptr) y = y * activate(load_part(gate + i, left), SILU);
+        if (call.skips != nullptr) {
+            const Lanes skips = call.by_number ? load_part(call.skips + head * width + i, left) : all(call.skips[head]);
+            y = fused(skips, load_part(value + i, left), y);
+        }
+        if (call.gates != nullptr) {
+            const Lanes given = load_part(gate + i, left);
+            y = y * (call.is_sigmoid ? sigmoid(given) : activate(given, SILU));
+        }
         store_part(result + i, y, left);
     }
 }
@@ -239,10 +286,13 @@ inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
     const int32_t *trail = call.rows.trail;
     float *states = call.pool + head * keys * width, *state = states + call.rows.pages[row] * call.page_stride;
     if (call.rows.fresh[row] != 0) memset(state, 0, size_t(keys * width) * 4);
-    float *queries = static_cast<float *>(scratch(SLOT_ROWS, size_t(TOKENS_A_BLOCK * 2 * (keys + width)) * 4));
+    const int64_t numbers = call.by_number ? keys * width : 0;
+    float *queries = static_cast<float *>(scratch(SLOT_ROWS, size_t(TOKENS_A_BLOCK * 3 * (keys + width) + numbers) * 4));
     float *own_keys = queries + TOKENS_A_BLOCK * keys, *values = own_keys + TOKENS_A_BLOCK * keys;
-    float *results = values + TOKENS_A_BLOCK * width;
-    alignas(64) float decays[16], strengths[16];
+    float *results = values + TOKENS_A_BLOCK * width, *decays = results + TOKENS_A_BLOCK * width;
+    float *strengths = decays + TOKENS_A_BLOCK * keys, *rates = strengths + TOKENS_A_BLOCK * width;
+    for (int64_t i = 0; i < numbers; i += 16)
+        store_part(rates + i, exp_lanes(load_part(call.decay_logs + head * numbers + i, numbers - i)), numbers - i);
     for (int64_t token = call.rows.starts[row], count; token < last; token += count) {
         count = last - token < TOKENS_A_BLOCK ? last - token : TOKENS_A_BLOCK;
         if (trail != nullptr) count = tokens_until_kept(trail + token, count);
@@ -256,8 +306,11 @@ inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
             make_unit(own_keys + t * keys, keys, 1.0f);
         }
         find_factors<T>(call, token, count, head, decays, strengths);
-        const HeadTokens tokens{count, keys, width, queries, own_keys, values, decays, strengths, results};
-        call.strengths == nullptr ? pass_tokens<false>(tokens, state) : pass_tokens<true>(tokens, state);
+        const HeadTokens tokens{count, keys, width, queries, own_keys, values, decays, strengths, rates, results};
+        if (call.strengths == nullptr)
+            call.by_number ? pass_tokens<false, BY_NUMBER>(tokens, state) : pass_tokens<false, BY_HEAD>(tokens, state);
+        else
+            call.steps_a_head > 1 ? pass_tokens<true, BY_KEY>(tokens, state) : pass_tokens<true, BY_HEAD>(tokens, state);
         for (int64_t t = 0; t < count; ++t)
             finish_token<T>(call, token + t, head, values + t * width, results + t * width);
         if (trail != nullptr && trail[token + count - 1] >= 0)

@@ -41,7 +41,8 @@ void run_recurring(const RecurringCall &call) {
     heads_call.x_stride = layer.channels;
     heads_call.steps = is_delta ? past(call.beside, heads, kind) : past(call.inner, values + layer.channels, kind);
     heads_call.strengths = is_delta ? call.beside : nullptr;
-    heads_call.step_stride = is_delta ? layer.beside->out : call.inner_width;
+    heads_call.step_stride = heads_call.strength_stride = is_delta ? layer.beside->out : call.inner_width;
+    heads_call.steps_a_head = 1;
     heads_call.gates = is_delta ? past(call.inner, layer.channels, kind) : call.inner;
     heads_call.gate_stride = call.inner_width;
     heads_call.queries_at = is_delta ? 0 : values + shared;
