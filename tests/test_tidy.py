@@ -67,7 +67,10 @@ ARROWS = {
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
-    "models/families/towers": {"models/*", "models/config", "models/families/*", "models/layers", "kernels/arrays"},
+    "models/families/towers": {
+        "models/*", "models/config", "models/families/*", "models/families/experts", "models/families/hybrids", "models/layers",
+        "kernels/arrays",
+    },
     "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls", "kernels/arrays"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},

@@ -26,6 +26,7 @@ QWEN = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 56}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24}
 KINDS_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -43,10 +44,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3_5TextConfig",
         {**QWEN, "head_dim": 32, "linear_num_key_heads": 4, "tie_word_embeddings": True, "full_attention_interval": 2},
     ),
-    "qwen3_5_images": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", QWEN),
+    "qwen3_5_images": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", {**QWEN, **AXES}),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen3_5_moe_images": (
-        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig", {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 48},
+        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig", {**QWEN, **AXES, **EXPERTS, "shared_expert_intermediate_size": 48},
     ),
     "qwen3_next": (
         "Qwen3NextForCausalLM", "Qwen3NextConfig",

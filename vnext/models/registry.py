@@ -68,9 +68,9 @@ ROWS = MappingProxyType(
         "Olmo2ForCausalLM": Row("olmo2", "olmo2", "Olmo2Model"),
         "Lfm2ForCausalLM": Row("hybrids.lfm2", "lfm2", "Lfm2Model"),
         "Qwen3_5ForCausalLM": Row("hybrids.qwen3_5", "qwen3_5_text", "Qwen3_5TextModel"),
-        "Qwen3_5ForConditionalGeneration": Row("hybrids.qwen3_5", "qwen3_5"),
+        "Qwen3_5ForConditionalGeneration": Row("towers.qwen3_5_seeing", "qwen3_5"),
         "Qwen3_5MoeForCausalLM": Row("hybrids.qwen3_5", "qwen3_5_moe_text", "Qwen3_5MoeTextModel"),
-        "Qwen3_5MoeForConditionalGeneration": Row("hybrids.qwen3_5", "qwen3_5_moe"),
+        "Qwen3_5MoeForConditionalGeneration": Row("towers.qwen3_5_seeing", "qwen3_5_moe"),
         "JambaForCausalLM": Row("hybrids.jamba", "jamba", "JambaModel"),
         "FalconH1ForCausalLM": Row("hybrids.falcon_h1", "falcon_h1", "FalconH1Model"),
         "NemotronHForCausalLM": Row("hybrids.nemotron_h", "nemotron_h", "NemotronHModel"),
@@ -139,6 +139,7 @@ ROWS = MappingProxyType(
         "LlavaOnevisionForConditionalGeneration": Row("towers.llava_onevision", "llava_onevision"),
         "Qwen2_5_VLForConditionalGeneration": Row("towers.qwen2_5_vl", "qwen2_5_vl"),
         "Qwen3VLForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl"),
+        "Qwen3VLMoeForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl_moe"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
     }
 )

@@ -52,6 +52,13 @@ def scaling_of(raw: Json) -> Json:
     return scaling
 
 
+def as_default(raw: Json) -> Json:
+    """The same, with the rope of older files, whose kind is "mrope", as newer ones spell it: the default one, with sections."""
+    scaling = scaling_of(raw)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return raw | {"rope_parameters": {**scaling, "rope_type": "default" if kind == "mrope" else kind}}
+
+
 def parse_rope(raw: Json, scaling: Json, head_dim: int, *, partial: bool = False) -> Rope:
     """One rope from its object and what stands beside it. A head that turns in part is refused unless `partial`."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))

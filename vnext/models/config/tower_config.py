@@ -210,13 +210,13 @@ def parse_grid(raw: Json, width: int) -> Tower:
     )
 
 
-def parse_deep_grid(raw: Json, width: int, layers: int) -> Tower:
-    """The tower of Qwen3-VL beside a decoder of so many layers. Raises ModelError."""
+def parse_deep_grid(raw: Json, width: int, layers: int, usual_deep: tuple[int, ...] = (8, 16, 24)) -> Tower:
+    """The tower of Qwen3-VL beside a decoder, so many layers of which take in what deep ones leave. Raises ModelError."""
     usual = {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "num_heads": 16, "patch_size": 16}
     vision = usual | {"num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh"} | required(raw, "vision_config", {})
     refuse(vision, "hidden_act", unless=("gelu_pytorch_tanh",))
     count, places = positive(vision, "depth"), positive(vision, "num_position_embeddings")
-    deep = tuple(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    deep = tuple(vision.get("deepstack_visual_indexes", usual_deep))
     if isqrt(places) ** 2 != places or list(deep) != sorted({*deep} & {*range(count)}) or len(deep) > layers:
         raise ModelError(
             f"vision_config has {places} positions, which must be a square, and deepstack_visual_indexes {deep}, which must be "

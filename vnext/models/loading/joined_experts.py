@@ -4,8 +4,8 @@
     gate_up_proj_blocks [E, 2 * I, groups, 16], gate_up_proj_scales             MXFP4: two numbers in a byte, E8M0
     gate_up_proj_bias [E, 2 * I], down_proj_bias [E, out]
 Outputs of gate and up take turns. Without biases (Mistral 4) gate_up_proj is [E, 2 * I, in], gate above up, down_proj [E, out, I];
-Granite calls the two input_linear and output_linear. Llama 4, whose router is `router`, has gate_up_proj [E, in, 2 * I], gate
-before up, and down_proj [E, I, out].
+Granite calls the two input_linear and output_linear. Llama 4 and Qwen3-VL have gate_up_proj [E, in, 2 * I], gate before up, and
+down_proj [E, I, out].
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from vnext.models.loading.sources.safetensors import Stored
 
-BIAS, EXPERTS = "gate_up_proj_bias", ".experts."
+UP, DOWN, EXPERTS = "gate_up_proj", "down_proj", ".experts."
+BIAS = UP + "_bias"
 GRANITE = ".block_sparse_moe."
-GRANITE_NAMES = {f"{GRANITE}input_linear.weight": "gate_up_proj", f"{GRANITE}output_linear.weight": "down_proj"}
+GRANITE_NAMES = {f"{GRANITE}input_linear.weight": UP, f"{GRANITE}output_linear.weight": DOWN}
 ENDINGS = {"": "weight", "_blocks": "weight_packed", "_scales": "weight_scale", "_bias": "bias"}
 TURNED, IN_BYTES = "", "_blocks"
 
@@ -80,21 +81,29 @@ def by_expert(tensors: dict[str, Stored]) -> dict[str, Stored | OneExpert]:
     for ending, name in GRANITE_NAMES.items():
         tensors = {each.replace(ending, f"{GRANITE[:-1]}{EXPERTS}{name}"): stored for each, stored in tensors.items()}
     take_turns = any(name.endswith(EXPERTS + BIAS) for name in tensors)
-    if not take_turns and not any(name.endswith(EXPERTS + "gate_up_proj") for name in tensors):
+    if not take_turns and not any(name.endswith(EXPERTS + UP) for name in tensors):
         return dict(tensors)
     found: dict[str, Stored | OneExpert] = {}
     for name, stored in tensors.items():
-        found.update(_parts(name, stored, take_turns, f"{name.partition(EXPERTS)[0]}.router.weight" in tensors))
+        here = name.partition(EXPERTS)[0] + EXPERTS
+        found.update(_parts(name, stored, take_turns, _are_turned(tensors.get(here + UP), tensors.get(here + DOWN))))
     return found
 
 
-def _parts(name: str, stored: Stored, take_turns: bool, has_router: bool) -> Iterator[tuple[str, Stored | OneExpert]]:
+def _are_turned(up: Stored | None, down: Stored | None) -> bool:
+    """Whether floats are [E, in, out]: up then has twice the outputs that down has inputs, as its last size."""
+    if up is None or down is None or len(up.shape) != 3 or len(down.shape) != 3:
+        return False
+    return up.shape[2] == 2 * down.shape[1] and up.shape[1] == down.shape[2]
+
+
+def _parts(name: str, stored: Stored, take_turns: bool, are_turned: bool) -> Iterator[tuple[str, Stored | OneExpert]]:
     here, dot, own = name.partition(EXPERTS)
-    for module, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+    for module, parts in ((UP, ("gate_proj", "up_proj")), (DOWN, (DOWN,))):
         ending = ENDINGS.get(own.removeprefix(module)) if own.startswith(module) else None
         if ending is None or len(stored.shape) < 2:
             continue
-        turned = own == module and (take_turns or (has_router and here.endswith(".feed_forward")))
+        turned = own == module and are_turned
         size = stored.shape[2 if turned else 1] // len(parts)
         for expert in range(stored.shape[0]):
             for place, part in enumerate(parts):

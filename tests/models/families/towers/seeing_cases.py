@@ -79,6 +79,29 @@ CASES = {
         ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
     ),
 }  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+"""Gate and up have as many outputs as inputs: what is which shows in down alone."""
+NETS = {
+    "num_hidden_layers": 4, "head_dim": 24, "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_key_head_dim": 24, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]},
+}  # fmt: skip
+DEEP = CASES["deep"]
+PLACES = DEEP.vision | {"model_type": "qwen3_5_vision"}
+PLACES.pop("deepstack_visual_indexes")
+SHARED = {**EXPERTS, "shared_expert_intermediate_size": 40}
+CASES |= {
+    "experts": DEEP._replace(
+        name="Qwen3VLMoe", text={**DEEP.text, **EXPERTS, "model_type": "qwen3_vl_moe_text", "mlp_only_layers": [1]},
+        vision=DEEP.vision | {"model_type": "qwen3_vl_moe_vision"},
+    ),
+    "nets": DEEP._replace(name="Qwen3_5", text={**NETS, "model_type": "qwen3_5_text"}, vision=PLACES),
+    "nets_experts": DEEP._replace(
+        name="Qwen3_5Moe", text={**NETS, **SHARED, "model_type": "qwen3_5_moe_text"}, vision=PLACES | {"model_type": "qwen3_5_moe_vision"}
+    ),
+}  # fmt: skip
+GRIDS = ("grid", "deep", "experts", "nets", "nets_experts")
+"""Whose heads turn by rows and columns."""
 MARKS = {"whole": "<start_of_image>"}
 """What stands for an image in a text, where it is not the token of vectors."""
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from engine_here import engines_here
 from safetensors.numpy import load_file, save_file
-from seeing_cases import CASES, IMAGE, MARKS, processed, save_seeing
+from seeing_cases import CASES, GRIDS, IMAGE, MARKS, processed, save_seeing
 
 from vnext import LLM, SamplingParams
 from vnext.models.loading.unread import unread
@@ -44,7 +44,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     def right(tokens: tuple[int, ...], which: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
         """transformers' greedy answer, and the log-probabilities of its tokens."""
         ids = torch.tensor([tokens])
-        kinds = {"whole": "token_type_ids", "grid": "mm_token_type_ids", "deep": "mm_token_type_ids"}
+        kinds = {"whole": "token_type_ids", **dict.fromkeys(GRIDS, "mm_token_type_ids")}
         more = {kinds[request.param]: (ids == IMAGE).long()} if request.param in kinds else {}
         with torch.inference_mode():
             found = model.generate(
@@ -92,6 +92,17 @@ def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settin
         expected, theirs = right(prompt, which)
         assert answer == expected
         torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_hits_reach_behind_images(seeing: tuple[str, Path, Any]) -> None:
+    """Also of states that recur."""
+    kind, path, _ = seeing
+    with started(kind, path, "plain", "float32") as llm:
+        prompt = prompts_of(kind)[-1]
+        first, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    images = [at for at, token in enumerate(first.prompt_token_ids) if token == IMAGE]
+    assert first.num_cached_tokens == 0 and again.num_cached_tokens > images[-1] - 4
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 def test_no_number_depends_on_how_it_is_computed(seeing: tuple[str, Path, Any]) -> None:

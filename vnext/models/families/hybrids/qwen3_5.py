@@ -1,6 +1,6 @@
 """Qwen 3.5, also with experts, Qwen 3 Next: gated delta nets, and gated attention in one layer of four.
 
-Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
+Norms multiply by 1 + weight, but for those of delta nets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a tower whose layers see windows, and Qwen 2, which turns by rows and columns."""
+"""Qwen2.5-VL: a tower whose layers see windows, and Qwen 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from vnext.kernels.arrays import Array, as_tensor
 from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig, text_part
-from vnext.models.config.rope_config import scaling_of, with_axes
+from vnext.models.config.rope_config import as_default, scaling_of, with_axes
 from vnext.models.config.tower_config import parse_grid
 from vnext.models.families import qwen2
 from vnext.models.families.towers.llava_onevision import present
@@ -57,17 +57,10 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration of the language part, with that of the tower. Raises ModelError."""
-    text = text_part(raw) if "text_config" in raw else raw
-    scaling = scaling_of(text)
-    config = qwen2.parse(text | {"rope_parameters": {**scaling, "rope_type": kind_of(scaling)}}, generation)
-    rope = with_axes(config.rope, scaling, config.head_dim // 2)
+    text = as_default(text_part(raw) if "text_config" in raw else raw)
+    config = qwen2.parse(text, generation)
+    rope = with_axes(config.rope, scaling_of(text), config.head_dim // 2)
     return msgspec.structs.replace(config, rope=rope, tower=parse_grid(raw, config.hidden_size))
-
-
-def kind_of(scaling: Json) -> object:
-    """The rope's kind: "mrope", as older files say, has sections and is the default otherwise."""
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return "default" if kind == "mrope" else kind
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -1,30 +1,40 @@
-"""Qwen3-VL: a tower whose states join several layers, and Qwen 3."""
+"""Qwen3-VL, also with experts: a tower whose states join several layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig, text_part
-from vnext.models.config.rope_config import scaling_of, with_axes
-from vnext.models.config.tower_config import parse_deep_grid
+from vnext.models.config.rope_config import as_default, scaling_of, with_axes
+from vnext.models.config.tower_config import Tower, parse_deep_grid
 from vnext.models.families import qwen3
+from vnext.models.families.experts import qwen3_moe
 from vnext.models.families.towers.llava_onevision import present
-from vnext.models.families.towers.qwen2_5_vl import ROOTS, TOWERS, kind_of
+from vnext.models.families.towers.qwen2_5_vl import ROOTS, TOWERS
 from vnext.models.families.towers.siglip import tower_config
-from vnext.models.layers.assembly import Source, attention, gated_mlp, layer_norm, linear, plain_mlp
+from vnext.models.layers.assembly import Source, attention, gated_mlp, layer_norm, linear, plain_mlp, sparse_mlp
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, LayerNorm, Linear
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, SparseMlp
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
 from vnext.models.layers.tower import Passing, TowerLayer, TowerParams
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
+
+EXPERTS = "Qwen3VLMoeForConditionalGeneration"
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 16, "max_position_embeddings": 128000, "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
+        "num_local_experts": 60, "norm_topk_prob": True,
+    }
+)  # fmt: skip
 
 
 class Merger(NamedTuple):
@@ -37,12 +47,15 @@ class Merger(NamedTuple):
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
     """The layouts of both parts, each by its own configuration."""
-    tower = config.tower
-    assert tower is not None
+    assert config.tower is not None
+    return {**LLAMA, **EXPERT_AXES, **tower_axes(config.tower)}
+
+
+def tower_axes(tower: Tower) -> Mapping[str, Layout]:
+    """The layouts of the tower's weights."""
     joined, heads = Sized(tower.hidden_size * tower.shuffle**2), Axis.HEADS
     mergers = ("merger", "deepstack_merger_list")
     return {
-        **LLAMA,
         **dict.fromkeys(("norm1", "norm2", "merger.norm"), Layout((Axis.HIDDEN,))),
         "deepstack_merger_list.norm": Layout((joined,)),
         "qkv": matrix((heads, heads, heads), Axis.HIDDEN),
@@ -58,24 +71,23 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration of the language part, with that of the tower. Raises ModelError."""
-    text = text_part(raw)
-    scaling = scaling_of(text)
-    config = qwen3.parse(text | {"rope_parameters": {**scaling, "rope_type": kind_of(scaling)}}, generation)
-    rope = with_axes(config.rope, {"mrope_section": [24, 20, 20], **scaling}, config.head_dim // 2, takes_turns=True)
+    text = as_default(text_part(raw))
+    is_sparse = text["architectures"][0] == EXPERTS
+    config = qwen3_moe.parse(DEFAULTS | text, generation) if is_sparse else qwen3.parse(text, generation)
+    rope = with_axes(config.rope, {"mrope_section": [24, 20, 20], **scaling_of(text)}, config.head_dim // 2, takes_turns=True)
     return msgspec.structs.replace(config, rope=rope, tower=parse_deep_grid(raw, config.hidden_size, config.layer_count))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters of the language part."""
-    bias = config.attention_bias
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (
-            attention(source, prefix, qkv_bias=bias, output_bias=bias, head_norms=True), gated_mlp(source, prefix)
-        ),
-        Names(root=present(source, ROOTS, "norm.weight")),
-    )  # fmt: skip
+    bias, experts = config.attention_bias, config.experts
+
+    def parts(prefix: str, index: int) -> tuple[Attention, GatedMlp | SparseMlp]:
+        own = attention(source, prefix, qkv_bias=bias, output_bias=bias, head_norms=True)
+        is_dense = experts is None or index in experts.dense_layers
+        return own, gated_mlp(source, prefix) if is_dense else sparse_mlp(source, config, prefix + "mlp.")
+
+    return assemble_decoder(source, config, parts, Names(root=present(source, ROOTS, "norm.weight")))
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:

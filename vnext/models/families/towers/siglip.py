@@ -40,7 +40,8 @@ def tower_config(config: ModelConfig) -> ModelConfig:
         config, hidden_size=tower.hidden_size, intermediate_size=tower.intermediate_size, layer_count=tower.layer_count,
         head_count=tower.head_count, kv_head_count=tower.head_count, head_dim=tower.hidden_size // tower.head_count,
         rms_norm_eps=tower.eps, activation=tower.activation, windows=(), stage=None, position_count_max=tower.grid**2,
-        query_scale=None, attention_softcap=0.0, local_rope=None, form=type(config.form)(),
+        query_scale=None, attention_softcap=0.0, local_rope=None, form=type(config.form)(), recurrent=None,
+        experts=None,
     )  # fmt: skip
 
 
