@@ -98,7 +98,7 @@ ARROWS = {
         "sampling", "models", "kernels", "base",
     },
     "runtime/engine": {
-        "media/store", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
+        "media/store", "media/vectors", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
         "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "state/store/inputs", "sched/*",
         "log", "models/errors", "models/weight_index", "base",
     },

@@ -44,11 +44,9 @@ class MediaStore:
             for folder in self._folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 new = {folder / each: file for each, file in named.items() if not _is_there(folder / each)}
-                _make_room(folder, self._room - sum(map(len, new.values())))
+                make_room(folder, self._room - sum(map(len, new.values())), KEPT_S)
                 for path, file in new.items():
-                    part = path.with_name(f"part-{secrets.token_hex(8)}")
-                    part.write_bytes(file)
-                    part.replace(path)
+                    write_whole(path, file)
         except OSError as error:
             raise MediaError(f"{name} cannot be kept here: {error.strerror}") from error
         return digests
@@ -82,8 +80,20 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _make_room(folder: Path, room: int) -> None:
-    """Remove the oldest files until what is there fits into `room`. Raises OSError where only new ones are left."""
+def write_whole(path: Path, file: bytes) -> None:
+    """Write a file that is whole or not there. Raises OSError, with nothing left behind."""
+    part = path.with_name(f"part-{secrets.token_hex(8)}")
+    try:
+        part.write_bytes(file)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def make_room(folder: Path, room: int, kept_s: float = 0.0) -> None:
+    """Remove the oldest files until what is there fits into `room`. Raises OSError where only those of the last `kept_s` are
+    left."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -93,7 +103,7 @@ def _make_room(folder: Path, room: int) -> None:
     for changed_s, bytes_, path in sorted(found):
         if size <= room:
             return
-        if changed_s > time.time() - KEPT_S:
+        if kept_s and changed_s > time.time() - kept_s:
             break
         Path(path).unlink(missing_ok=True)
         size -= bytes_

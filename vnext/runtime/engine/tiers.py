@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from vnext.media.vectors import DISK_SHARE
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady
 from vnext.runtime.protocol.stats import TierStats
@@ -37,6 +38,8 @@ def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
     if not found or len(found) < len(ranks):
         return None
     bytes_each, snapshot_bytes = (sum(each) for each in zip(*((rank.file_bytes, rank.snapshot_bytes) for rank in found)))
+    if ranks[0].model.reads_inputs:
+        disk_bytes -= disk_bytes // DISK_SHARE
     most = disk_bytes // 2 if snapshot_bytes else disk_bytes
     capacity, snapshots_max = (most // each if each else 0 for each in (bytes_each, snapshot_bytes))
     blocks = _shared([each.blocks for each in found], capacity)

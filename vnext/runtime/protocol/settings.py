@@ -275,10 +275,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
     `link_key`: what stages on two hosts prove to each other.
-    `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
-    place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
-    `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each. `enable_expert_load`: it is
-    measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where clients put images.
+    `kv_disk_dir`: the folder of the disk tier, of `kv_disk_bytes` of all ranks, `packed_weights_dir` that of packed weights, ""
+    for none. `follows`: it takes the place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared
+    memory; the rank has at most `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts
+    each. `enable_expert_load`: it is measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where
+    clients put images.
     """
 
     rank: int
@@ -311,6 +312,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     digests_weights: bool = False
     stack_file: str = ""
     kv_disk_dir: str = ""
+    kv_disk_bytes: int = 0
     kv_disk_max_age_s: float = 0.0
     packed_weights_dir: str = ""
     follows: bool = False

@@ -2,23 +2,29 @@
 
 Owns the tower and the newest vectors, by the digests of what they are of. A tile, or a sound, is computed alone, at the latest in
 the first step that computes a part of it, and in parts before where the state says so (facilities/encoding.py): its vectors have
-the same bits in any step, however it is cut, and on every rank.
+the same bits in any step, however it is cut, and on every rank. With a disk tier they are files, too: it is computed once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from vnext.base.version import __version__
+from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
 from vnext.media.reader import form_of
 from vnext.media.seen import part_in
 from vnext.media.sounds import samples_in
 from vnext.media.spectrogram import spectrogram_of
 from vnext.media.store import kept_in
+from vnext.media.vectors import DISK_SHARE, VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
@@ -27,13 +33,19 @@ from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.sound_tower import listen
 from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, page_count, whole
+from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
+from vnext.runtime.protocol.settings import RankSettings
+from vnext.runtime.rank.tier import yield_to_others
+from vnext.state.events import AnyEvent, PrefixCacheReset
+from vnext.state.state import State
 
 if TYPE_CHECKING:
     from vnext.models.config.tower_config import Tower
 
 KEPT_BYTES = 256 << 20
+log = logging.getLogger(__name__)
 
 
 class Encoded(NamedTuple):
@@ -46,6 +58,18 @@ class Encoded(NamedTuple):
     def part(self, first: int, count: int) -> Encoded:
         return Encoded(*(each[first : first + count] for each in self))
 
+    @property
+    def file(self) -> Vectors:
+        """As it is stored."""
+        rows = self.vectors.contiguous().view(torch.uint8).numpy()
+        return Vectors(rows, self.spelled.numpy(), str(self.vectors.dtype).removeprefix("torch."))
+
+    @classmethod
+    def of(cls, file: Vectors) -> Encoded:
+        """The inverse of `file`."""
+        vectors = torch.from_numpy(file.rows.copy()).view(torch_dtype(file.dtype))
+        return cls(vectors, torch.from_numpy(file.spelled.copy()))
+
 
 class Begun(NamedTuple):
     """An input of which `done` of `count` parts are computed; the first one tells the count, which is 0 before."""
@@ -56,8 +80,56 @@ class Begun(NamedTuple):
     count: int = 0  # type: ignore[assignment]  # hides tuple.count
 
 
+class Shelf:
+    """The files of vectors, of which one rank's are enough. Mutable; `put` returns before it has written."""
+
+    def __init__(self, files: VectorFiles, writes: bool) -> None:
+        self.files = files
+        self._writer = ThreadPoolExecutor(1, "inputs-write", yield_to_others) if writes else None
+        self._has_warned = False
+
+    def read(self, digest: bytes) -> Encoded | None:
+        """An input's vectors, None if they are not there."""
+        found = self.files.read(digest)
+        return None if found is None else Encoded.of(found)
+
+    def put(self, digest: bytes, encoded: Encoded) -> None:
+        """Keep the vectors of an input."""
+        if self._writer is not None:
+            self._writer.submit(self._write, digest, encoded.file)
+
+    def fold(self, event: AnyEvent, state: State) -> None:
+        """Remove all files, behind those that are being written, where an event empties the caches."""
+        if self._writer is not None and isinstance(event, PrefixCacheReset):
+            self._writer.submit(self.files.clear)
+
+    is_busy = False
+
+    def reports(self) -> tuple[()]:
+        """Nobody waits for what is written."""
+        return ()
+
+    def close(self) -> None:
+        """Write what has been put."""
+        if self._writer is not None:
+            self._writer.shutdown()
+
+    def _write(self, digest: bytes, file: Vectors) -> None:
+        try:
+            self.files.write(digest, file)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("Vectors of inputs are not kept on disk, and serving goes on: %s", error)
+
+
 class Inputs:
-    """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made."""
+    """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made, `read` those from files."""
+
+    shelf: Shelf | None = None
+    """Where vectors outlive the rank."""
+    form: str
+    """What of its processor's settings the vectors depend on."""
 
     def __init__(
         self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int, stands_for: int, kept_bytes: int = KEPT_BYTES
@@ -71,7 +143,7 @@ class Inputs:
         self._states, self._token, self._kept_bytes = states, stands_for, kept_bytes
         self._begun: Begun | None = None  # the cache of keys and values is of one input
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
-        self._bytes = self.computed = 0
+        self._bytes = self.computed = self.read = 0
 
     def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
         """An Encoded, computed in parts. Raises MediaError for one that is gone, and ModelError."""
@@ -84,6 +156,8 @@ class Inputs:
             return
         begun, self._begun = self._begun, None
         if begun is None or begun.digest != digest:
+            if self._from_shelf(digest):
+                return
             bands = max(-(-units // self._config.layer_count) - 1, 1)
             begun = Begun(digest, self.encoded(digest, -(-self._states // bands)))
         while not begun.count or begun.done < begun.count * done // units:
@@ -115,20 +189,38 @@ class Inputs:
         return self._found(digest).vectors
 
     def _found(self, digest: bytes) -> Encoded:
-        found = self._kept.get(digest)
-        if found is None:
+        if digest not in self._kept:
             begun, self._begun = self._begun, None
-            try:
-                parts = begun.parts if begun is not None and begun.digest == digest else self.encoded(digest)
-                found = self._kept[digest] = whole(parts)
-            except MediaError as error:
-                raise ModelError(f"{error}.") from error
-            self.computed += len(found.vectors)
-            self._bytes += found.vectors.nbytes
-            while self._bytes > self._kept_bytes and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].vectors.nbytes
+            if begun is not None and begun.digest == digest:
+                self._compute(digest, begun.parts)
+            elif not self._from_shelf(digest):
+                self._compute(digest, self.encoded(digest))
         self._kept.move_to_end(digest)
-        return found
+        return self._kept[digest]
+
+    def _compute(self, digest: bytes, parts: Parts) -> None:
+        try:
+            found: Encoded = whole(parts)
+        except MediaError as error:
+            raise ModelError(f"{error}.") from error
+        self.computed += len(found.vectors)
+        self._keep(digest, found)
+        if self.shelf is not None:
+            self.shelf.put(digest, found)
+
+    def _from_shelf(self, digest: bytes) -> bool:
+        """Whether the vectors of an input are kept from here on, because they were computed before."""
+        found = None if self.shelf is None else self.shelf.read(digest)
+        if found is not None:
+            self.read += len(found.vectors)
+            self._keep(digest, found)
+        return found is not None
+
+    def _keep(self, digest: bytes, found: Encoded) -> None:
+        self._kept[digest] = found
+        self._bytes += found.vectors.nbytes
+        while self._bytes > self._kept_bytes and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].vectors.nbytes
 
 
 class Images(Inputs):
@@ -142,6 +234,7 @@ class Images(Inputs):
         super().__init__(path, config, dtype, self._tower.grid**2, self._tower.image_token, kept_bytes)
         try:
             self._form = form_of(path, self._tower.sizes)
+            self.form = repr(self._form)
         except MediaError as error:
             raise ModelError(f"{error}.") from error
 
@@ -163,7 +256,7 @@ class Sounds(Inputs):
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
         """`folder`: the store of sounds. Raises ModelError."""
         assert config.sound is not None, "a model that listens"
-        self._sound, self._folder = config.sound, folder
+        self._sound, self._folder, self.form = config.sound, folder, repr(config.sound)
         super().__init__(path, config, dtype, self._sound.states, 0, kept_bytes)
 
     def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
@@ -174,3 +267,14 @@ class Sounds(Inputs):
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
         states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, band)
         return Encoded(states, torch.full((len(states),), self._token))
+
+
+def open_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers: Mapping[str, str]) -> Inputs:
+    """What reads the inputs of the model at `path`. `numbers`: how this rank computes, with its `dtype`. Raises ModelError."""
+    made = (path, config, torch_dtype(numbers["dtype"]), Path(settings.media_dir))
+    inputs = Sounds(*made) if config.sound is not None else Images(*made)
+    if settings.kv_disk_dir:
+        identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
+        files = VectorFiles(Path(settings.kv_disk_dir).expanduser(), identity, settings.kv_disk_bytes // DISK_SHARE)
+        inputs.shelf = Shelf(files, settings.rank == 0)
+    return inputs

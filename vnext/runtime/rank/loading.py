@@ -115,7 +115,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     load_tower(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
     tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
-    return Rank(settings.rank, HostSteps(runner), weights, tier, publisher), runner
+    shelf = runner.parts.inputs.shelf if reads_inputs(settings, runner) and runner.parts.inputs else None
+    return Rank(settings.rank, HostSteps(runner), weights, tier, publisher, shelf), runner
 
 
 def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
@@ -219,10 +220,10 @@ def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
         kind = "listens" if config.sound is not None else "sees images to both sides or in several layers"
         raise ModelError(f"A model that {kind} is not cut into stages: leave --pipeline-parallel-size out.")
     if reads_inputs(settings, runner) and config.is_first:
-        from vnext.runtime.rank.images import Images, Sounds  # compute in torch
+        from vnext.runtime.rank.images import open_inputs  # computes in torch
 
-        tower = Sounds if config.sound is not None else Images
-        runner.parts.inputs = tower(runner.path, config, torch_dtype(runner.dtype), Path(settings.media_dir))
+        numbers = {"dtype": runner.dtype, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance)}
+        runner.parts.inputs = open_inputs(settings, runner.path, config, numbers)
 
 
 def reads_inputs(settings: RankSettings, runner: ModelRunner) -> bool:

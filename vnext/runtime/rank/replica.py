@@ -10,6 +10,8 @@ says so, and computes, writes and hands over nothing until the engine core has e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -47,17 +49,35 @@ ON_HOST = "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "
 CAUSE_MAX = 160
 
 
+class Beside(Protocol):
+    """What moves data beside a rank's steps."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `reports` has one to come."""
+
+    def reports(self) -> Sequence[AdapterRead | BlocksRead | BlocksWritten | BlocksPublished]:
+        """What has been done since the last call."""
+
+    def fold(self, event: AnyEvent, state: State) -> None:
+        """Do what an event asks for, which has led to `state`."""
+
+    def close(self) -> None:
+        """End, with what it has begun."""
+
+
 class Rank:
     """One rank. `handle` takes one message of the ring; `collect` returns the results in the order of the steps."""
 
     def __init__(
         self, rank: int, steps: Steps, weights: RankWeights | None = None, tier: RankTier | None = None,
-        publisher: Publisher | None = None,
+        publisher: Publisher | None = None, shelf: Beside | None = None,
     ) -> None:
         """`weights`: None for a rank that is asked for no operations; `tier`: for one without a disk tier that gets no blocks of
-        other engines; `publisher`: for one that hands none over."""
+        other engines; `publisher`: for one that hands none over; `shelf`: that keeps no vectors of inputs."""
         self._rank = rank
         self.steps, self._weights, self.tier, self.publisher = steps, weights, tier, publisher
+        self._beside = [each for each in (tier, publisher, shelf) if each is not None]
         self._state: State | None = None
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
@@ -70,7 +90,7 @@ class Rank:
         if self._completed or (self._asked and self.steps.look_s is not None):
             return self.steps.look_s
         is_reading = self.steps.adapters and self.steps.adapters.is_reading
-        is_moving = any(each is not None and each.is_busy for each in (self.tier, self.publisher))
+        is_moving = any(each.is_busy for each in self._beside)
         return READING_LOOK_S if is_reading or is_moving or (self._weights and self._weights.is_busy) else None
 
     @property
@@ -93,12 +113,12 @@ class Rank:
             self._asked.clear()
         completed, self._completed = self._completed, []
         read = self.steps.adapters.done() if self.steps.adapters else ()
-        moved = [report for each in (self.tier, self.publisher) if each for report in each.reports()]
+        moved = [report for each in self._beside for report in each.reports()]
         return [*completed, *read, *moved, *(self._weights.answers() if self._weights else ())]
 
     def close(self) -> None:
         """Write, read and hand over no block any more: others may use the folders."""
-        for each in (self.tier, self.publisher, self._weights):
+        for each in (*self._beside, self._weights):
             if each is not None:
                 each.close()
 
@@ -119,8 +139,8 @@ class Rank:
         if isinstance(event, WeightsChanged):
             assert self._weights is not None
             self._weights.fold(event)
-        for each in (self.tier, self.publisher):
-            if each is not None and not (self._short and isinstance(event, BlocksHandedOver)):
+        for each in self._beside:
+            if not (self._short and isinstance(event, BlocksHandedOver)):
                 each.fold(event, state)
         if isinstance(event, MemoryRanShort):
             self._short = ""

@@ -134,7 +134,7 @@ class RankTier:
         recurrent layers."""
         self._rank, self._files, self._memory, self._receiver = rank, files, memory, receiver
         self._snapshots = snapshots
-        self._writer = ThreadPoolExecutor(1, "tier-write", _yield_to_others)
+        self._writer = ThreadPoolExecutor(1, "tier-write", yield_to_others)
         self._reader = ThreadPoolExecutor(1, "tier-read")
         self._fillings: dict[int, tuple[Filling, ...]] = {}
         self._futures: list[Future[BlocksWritten | BlocksRead]] = []
@@ -304,7 +304,7 @@ def _listed(files: PageFiles) -> bytes:
     return b"".join(name for _, name in files.list())
 
 
-def _yield_to_others() -> None:
+def yield_to_others() -> None:
     """Let steps have the cores first. On Linux a thread has a priority of its own."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)

@@ -1,0 +1,174 @@
+"""Vectors of inputs as files: an engine that begins again computes none that were computed before, and damage costs time alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_here import engines_here
+from listener_cases import SPAN, save_listener, sounds
+from tower_cases import SIDE, TILE_TOKENS, save_reader
+
+from vnext import LLM
+from vnext.media.seen import Part
+from vnext.media.sounds import file_of
+from vnext.media.store import MediaStore, digest_of, folder_of
+from vnext.media.vectors import VectorFiles, Vectors
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.rank.images import Inputs
+from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.params import Sampling
+from vnext.state.store.inputs import input_tokens
+
+TILES = [Part(each).file for each in np.random.default_rng(3).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)]
+SOUNDS = [file_of(each) for each in sounds(2)]
+HERE: dict[str, Any] = {"dtype": "float32", "block_size": 4, "executor": "inproc", "threads": 1, "log": "off"}
+
+
+class Counted:
+    """The vectors that ranks compute, and those that they read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.computed = self.read = 0
+        compute, read = Inputs._compute, Inputs._from_shelf
+
+        def computing(inputs: Inputs, *given: Any) -> None:
+            before = inputs.computed
+            compute(inputs, *given)
+            self.computed += inputs.computed - before
+
+        def reading(inputs: Inputs, digest: bytes) -> bool:
+            before, found = inputs.read, read(inputs, digest)
+            self.read += inputs.read - before
+            return found
+
+        monkeypatch.setattr(Inputs, "_compute", computing)
+        monkeypatch.setattr(Inputs, "_from_shelf", reading)
+
+    def taken(self) -> tuple[int, int]:
+        """Those since the last call."""
+        found, self.computed, self.read = (self.computed, self.read), 0, 0
+        return found
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    with engines_here():
+        yield Counted(monkeypatch)
+
+
+@pytest.fixture(scope="module", params=["image", "sound"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes], list[int]]:
+    """A folder, the files of two inputs, and the prompt with the first of them, or both."""
+    path = tmp_path_factory.mktemp("kept") / request.param
+    if request.param == "sound":
+        save_listener(path)
+        return path, SOUNDS, [*input_tokens(digest_of(SOUNDS[0]), SPAN).tolist(), 5]
+    save_reader(path)
+    first, second = (input_tokens(digest_of(each), TILE_TOKENS).tolist() for each in TILES[:2])
+    return path, TILES, [5, *first, 6, *second, 7, *first, 8]
+
+
+def answer(llm: LLM, files: list[bytes], prompt: list[int]) -> list[int]:
+    MediaStore([folder_of(llm._address)]).put(files, "the input")
+    sampling, found = Sampling(seed=0, max_tokens=6, temperature=0.0, ignore_eos=True), []
+    for output in llm._client.run([SubmitRequest(name="a", prompt=pack_tokens(prompt), sampling=sampling, has_seed=True)]):
+        assert not output.error
+        found += unpack_tokens(output.tokens).tolist()
+    return found
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "tier").rglob("inputs-*/*") if path.is_file()]
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def forget_blocks(tmp_path: Path) -> None:
+    """So that inputs begin, and are no hits."""
+    for block in (tmp_path / "tier").rglob("*"):
+        if len(block.name) == 32 and block.is_file():
+            block.unlink()
+
+
+@pytest.mark.parametrize("units", [{}, {"input_tokens": 4, "max_num_batched_tokens": 8}], ids=["whole", "units"])
+def test_an_input_is_encoded_once_over_restarts(
+    model: tuple[Path, list[bytes], list[int]], tmp_path: Path, counted: Counted, units: dict[str, int]
+) -> None:
+    path, files, prompt = model
+    settings = HERE | units | {"kv_disk_dir": str(tmp_path / "tier")}
+    with LLM(str(path), **HERE | units) as llm:
+        right, (computed, _) = answer(llm, files, prompt), counted.taken()
+    with LLM(str(path), **settings) as llm:
+        assert answer(llm, files, prompt) == right and counted.taken() == (computed, 0)
+    forget_blocks(tmp_path)
+    with LLM(str(path), **settings) as llm:
+        assert answer(llm, files, prompt) == right and counted.taken() == (0, computed), "0 encoder tokens"
+    forget_blocks(tmp_path)
+    for place, file in enumerate(kept(tmp_path)):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data if place else data[:-9])
+    with LLM(str(path), **settings) as llm:
+        assert answer(llm, files, prompt) == right and counted.taken() == (computed, 0)
+
+
+def test_a_reset_and_another_model_find_nothing(tmp_path: Path, counted: Counted) -> None:
+    save_reader(tmp_path / "reader")
+    settings, prompt = HERE | {"kv_disk_dir": str(tmp_path / "tier")}, [5, *input_tokens(digest_of(TILES[0]), TILE_TOKENS).tolist(), 6]
+    with LLM(str(tmp_path / "reader"), **settings) as llm:
+        right = answer(llm, TILES, prompt)
+    assert len(kept(tmp_path)) == 1 and counted.taken() == (TILE_TOKENS, 0)
+    with LLM(str(tmp_path / "reader"), **settings | {"dtype": "bfloat16"}) as llm:
+        answer(llm, TILES, prompt)
+        assert counted.taken() == (TILE_TOKENS, 0)
+        llm.reset_prefix_cache()
+        eventually(lambda: len(kept(tmp_path)) == 1, "what is of another identity stays")
+    forget_blocks(tmp_path)
+    with LLM(str(tmp_path / "reader"), **settings) as llm:
+        assert answer(llm, TILES, prompt) == right and counted.taken() == (0, TILE_TOKENS)
+
+
+def vectors(seed: int) -> Vectors:
+    rng = np.random.default_rng(seed)
+    return Vectors(rng.integers(0, 256, (5, 24), dtype=np.uint8), rng.integers(0, 99, 5), "float32")
+
+
+def test_a_file_is_as_it_was_written_or_a_miss(tmp_path: Path) -> None:
+    files, digest = VectorFiles(tmp_path, {"model": "a"}, 10_000), b"d" * 15
+    assert files.read(digest) is None
+    files.write(digest, vectors(1))
+    found = files.read(digest)
+    assert found is not None and found.dtype == "float32"
+    assert all(np.array_equal(*pair) for pair in zip(found[:2], vectors(1)[:2]))
+    assert VectorFiles(tmp_path, {"model": "b"}, 10_000).read(digest) is None
+    raw = files.raw(digest)
+    assert files.vectors_in(raw, b"e" * 15) is None
+    for at in range(len(raw)):
+        assert files.vectors_in(raw[:at], digest) is None
+        assert files.vectors_in(raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :], digest) is None
+
+
+def test_the_oldest_files_leave(tmp_path: Path) -> None:
+    whole = VectorFiles(tmp_path, {}, 10_000)
+    VectorFiles(tmp_path, {}, 0).write(b"0" * 15, vectors(0))
+    assert not whole.folder.exists(), "one that has no room is not kept"
+    whole.write(b"0" * 15, vectors(0))
+    few = VectorFiles(tmp_path, {}, 2 * len(whole.raw(b"0" * 15)))
+    for place in (1, 2):
+        time.sleep(0.02)
+        few.write(b"%d" % place * 15, vectors(place))
+        time.sleep(0.02)
+        few.raw(b"0" * 15)
+    assert [whole.read(b"%d" % place * 15) is not None for place in range(3)] == [True, False, True]
+    few.clear()
+    assert not [*few.folder.iterdir()]
