@@ -56,7 +56,7 @@ def convolution(dtype: torch.dtype, width: int = 3, *, gated: bool = False, acti
 
 
 def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 40, pace: str = "head") -> Operation:
-    key_heads, heads = (1 if pace == "number" else 2), 6
+    key_heads, heads = {"number": 1, "none": 6}.get(pace, 2), 6
     x = draw(TOKENS, 2 * key_heads * keys + heads * width, dtype=dtype)
     beside = draw(TOKENS, 2 * heads, dtype=dtype, seed=5)
     paces = heads * {"head": 1, "key": keys, "number": width, "none": 0}[pace]
@@ -74,6 +74,8 @@ def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 
         pool=torch.full((4, heads, keys, width), float("nan")),
         rows=NO_ROWS,
         gate="sigmoid" if pace == "key" else "silu",
+        by_head=pace == "none",
+        activates=pace == "none",
     )
     return Operation(compiled.recur, plain.recur, x, call, call.pool)
 
@@ -111,12 +113,15 @@ def recurred(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     """In float64, head by head, from the papers' formulas."""
     _, heads, keys, width = call.pool.shape
     x, shared, results = x.double(), call.key_heads * keys, []
+    x = x * x.sigmoid() if call.activates else x
     for head in range(heads):
         at = head // (heads // call.key_heads) * keys
         if call.strengths is not None:
             q, k, v = x[:, at : at + keys], x[:, shared + at :][:, :keys], x[:, 2 * shared + head * width :][:, :width]
             q, k = (part / (part.square().sum(1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
             q = q / keys**0.5
+        elif call.by_head:
+            q, k, v = x[:, head * (2 * keys + width) :][:, : 2 * keys + width].split((keys, keys, width), 1)
         else:
             first = heads * width
             v, k, q = x[:, head * width :][:, :width], x[:, first + at :][:, :keys], x[:, first + shared + at :][:, :keys]

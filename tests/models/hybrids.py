@@ -133,6 +133,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "minimax": (
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
+        {
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"], "num_local_experts": 5,
+            "head_dim": 24, "block_size": 32, "full_attn_alpha_factor": 2.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 2.2,
+            "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.9, "mlp_beta_factor": 0.6,
+        },
+    ),
+    "kimi_linear": (
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "num_key_value_heads": 4,
+            "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "linear_head_dim": 24, "linear_num_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+        },
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

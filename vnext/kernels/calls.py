@@ -100,7 +100,8 @@ class RecurrenceCall(NamedTuple):
 
     A delta may decay key by key, with steps [T, H * K] and step_bias [H * K] (Kimi Delta Attention, arXiv 2510.26692). The other
     rule may decay number by number, with steps [T, H * V], step_bias and skips [H * V] and decay_logs [H, K, V] (Mamba, arXiv
-    2312.00752).
+    2312.00752), or by no step at all (lightning attention, arXiv 2501.08313). `by_head`: x has query, key and value of each head
+    side by side. `activates`: silu is taken of x.
     """
 
     steps: torch.Tensor | None
@@ -115,6 +116,8 @@ class RecurrenceCall(NamedTuple):
     pool: torch.Tensor
     rows: StateRows
     gate: Literal["silu", "sigmoid"] = "silu"
+    by_head: bool = False
+    activates: bool = False
 
 
 class RotaryWrite(NamedTuple):

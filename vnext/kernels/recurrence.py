@@ -51,6 +51,8 @@ def check_recur(x: torch.Tensor, call: RecurrenceCall) -> None:
     tokens, by_number = x.shape[0], call.decay_logs.dim() == 3
     if call.key_heads < 1 or heads % call.key_heads:
         raise ContractError(f"{heads} heads of values cannot share {call.key_heads} heads of keys evenly")
+    if call.by_head and call.key_heads != heads:
+        raise ContractError("heads side by side have a key each")
     expect("x", x, (None, 2 * call.key_heads * keys + heads * width), FLOATS)
     expect("pool", call.pool, (None, None, None, None), (torch.float32,))
     paces = heads * width if by_number else heads
@@ -123,10 +125,13 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     """What the heads give of x [T, ...] -> [T, H * V] of x's dtype; the pool then holds the states behind the rows' last tokens."""
     _, heads, keys, width = call.pool.shape
     is_delta, tokens, shared = call.strengths is not None, x.shape[0], call.key_heads * keys
-    wide = x.float()
+    wide = activated(x.float(), "silu" if call.activates else "")
     sizes = (shared, shared, heads * width) if is_delta else (heads * width, shared, shared)
-    first, key, last = wide.split(sizes, 1)
-    query, value = (first, last) if is_delta else (last, first)
+    if call.by_head:
+        query, key, value = (part.flatten(1) for part in wide.unflatten(1, (heads, -1)).split((keys, keys, width), 2))
+    else:
+        first, key, last = wide.split(sizes, 1)
+        query, value = (first, last) if is_delta else (last, first)
     query, key = (each.view(tokens, call.key_heads, keys).repeat_interleave(heads // call.key_heads, 1) for each in (query, key))
     value = value.view(tokens, heads, width)
     time, rate = times(call, tokens), call.decay_logs.exp().view(heads, *call.decay_logs.shape[1:] or (1, 1))

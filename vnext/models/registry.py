@@ -72,6 +72,8 @@ ROWS = MappingProxyType(
         "Qwen3_5MoeForCausalLM": Row("hybrids.qwen3_5", "qwen3_5_moe_text", "Qwen3_5MoeTextModel"),
         "Qwen3_5MoeForConditionalGeneration": Row("towers.qwen3_5_seeing", "qwen3_5_moe"),
         "JambaForCausalLM": Row("hybrids.jamba", "jamba", "JambaModel"),
+        "MiniMaxForCausalLM": Row("hybrids.minimax", "minimax", "MiniMaxModel"),
+        "KimiLinearForCausalLM": Row("hybrids.kimi_linear", "kimi_linear", "KimiLinearModel"),
         "FalconH1ForCausalLM": Row("hybrids.falcon_h1", "falcon_h1", "FalconH1Model"),
         "NemotronHForCausalLM": Row("hybrids.nemotron_h", "nemotron_h", "NemotronHModel"),
         "Qwen3NextForCausalLM": Row("hybrids.qwen3_5", "qwen3_next", "Qwen3NextModel"),
@@ -150,7 +152,12 @@ BODIES = MappingProxyType({row.body: architecture for architecture, row in ROWS.
 """Models saved without what makes them write -> the architecture that they belong to."""
 
 
-OTHER_NAMES = MappingProxyType({"PhiMoEForCausalLM": "PhimoeForCausalLM"})
+OTHER_NAMES = MappingProxyType(
+    {
+        "PhiMoEForCausalLM": "PhimoeForCausalLM",
+        **dict.fromkeys(("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), "MiniMaxForCausalLM"),
+    }
+)
 """Of architectures, by their authors -> those of transformers."""
 
 

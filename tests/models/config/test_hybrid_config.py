@@ -83,7 +83,33 @@ JAMBA: dict[str, Any] = {
     "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
     "use_mamba_kernels": True, "vocab_size": 65536,
 }  # fmt: skip
-PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA}
+MINIMAX: dict[str, Any] = {
+    "architectures": ["MiniMaxM1ForCausalLM"], "attention_dropout": 0.0, "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10, "bos_token_id": None,
+    "eos_token_id": None, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02, "intermediate_size": 9216,
+    "layernorm_full_attention_alpha": 3.5565588200778455, "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_alpha": 3.5565588200778455, "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0, "max_position_embeddings": 10240000, "model_type": "minimax_m1",
+    "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80, "num_key_value_heads": 8, "num_local_experts": 32,
+    "output_router_logits": False, "postnorm": True, "rms_norm_eps": 1e-05, "rope_theta": 10000000, "rotary_dim": 64,
+    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+    "sliding_window": None, "tie_word_embeddings": False, "transformers_version": "4.45.2", "use_cache": True, "vocab_size": 200064,
+}  # fmt: skip
+KIMI: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "kv_lora_rank": 512, "mla_use_nope": True, "model_max_length": 1048576, "model_type": "kimi_linear",
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+        "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+    },
+    "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27,
+    "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_cache": True, "use_grouped_topk": True,
+    "v_head_dim": 128, "vocab_size": 163840,
+}  # fmt: skip
+PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI}
 
 
 @pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
@@ -92,7 +118,7 @@ def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron, jamba = (parse_config(raw, {}) for raw in PUBLISHED.values())
+    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi = (parse_config(raw, {}) for raw in PUBLISHED.values())
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
@@ -104,6 +130,11 @@ def test_their_sizes() -> None:
     assert jamba.attending_layers == jamba.still_layers == (4, 12, 20, 28) and jamba.recurrent.step_rank == 256
     assert (jamba.recurrent.values, jamba.recurrent.keys, jamba.recurrent.key_dim) == (8192, 0, 16)
     assert jamba.experts.dense_layers == tuple(range(0, 32, 2)) and not jamba.experts.router.normalise
+    assert minimax.attending_layers == tuple(range(7, 80, 8)) and minimax.rope.share == 0.5 and minimax.recurrent.values == 8192
+    assert minimax.form.shares == ((3.5565588200778455, 1.0),) * 3 and minimax.recurrent.width == 1
+    assert kimi.attending_layers == kimi.still_layers == (3, 7, 11, 15, 19, 23, 26) and kimi.latent.width == 576
+    assert (kimi.recurrent.step_rank, kimi.recurrent.values, kimi.experts.dense_layers) == (128, 4096, (0,))
+    assert kimi.position_count_max == 1048576 and kimi.experts.router.scale == 2.446 and kimi.experts.shared_size == 1024
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -120,6 +151,9 @@ REFUSED = [
     (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "each of the first two at least once"),
     (JAMBA, {"attn_layer_period": 1, "attn_layer_offset": 0}, "must leave layers that attend and layers that do not"),
     (JAMBA, {"mamba_inner_layernorms": False}, "mamba_inner_layernorms False is not supported"),
+    (MINIMAX, {"attn_type_list": [1] * 80}, "each of the two once at least"),
+    (MINIMAX, {"postnorm": False}, "postnorm False is not supported"),
+    (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

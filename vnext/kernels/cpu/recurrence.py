@@ -35,11 +35,14 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     queries_at, keys_at, values_at = (0, shared, 2 * shared)
     if call.strengths is None:
         queries_at, keys_at, values_at = (heads * width + shared, heads * width, 0)
+    if call.by_head:
+        queries_at, keys_at, values_at = (0, keys, 2 * keys)
     module().recur(
         KINDS[x.dtype], x.data_ptr(), x.stride(0), queries_at, keys_at, values_at, address(call.steps), address(call.strengths),
         stride(call.steps), stride(call.strengths), address(call.gates), stride(call.gates), call.decay_logs.data_ptr(),
         address(call.step_bias), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),
         call.key_heads, keys, heads, width, steps_a_head, call.decay_logs.dim() == 3, call.gate == "sigmoid",
+        call.by_head, call.activates,
         *_addresses(call.rows), x.shape[0], result.data_ptr(),
     )  # fmt: skip
     return result

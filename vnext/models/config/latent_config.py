@@ -37,8 +37,7 @@ def parse_latent(raw: Json) -> Latent:
 def parse_latent_rope(raw: Json, latent: Latent) -> Rope:
     """The rope of the part that turns: all of that part turns, whatever share of a whole head config.json names."""
     scaling = {key: value for key, value in scaling_of(raw).items() if key != "partial_rotary_factor"}
-    whole = {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
-    return parse_rope(whole, scaling, latent.turning)
+    return parse_rope(raw | {"partial_rotary_factor": 1.0}, scaling, latent.turning)
 
 
 def warmth(factor: float, mscale: float) -> float:

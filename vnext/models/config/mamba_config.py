@@ -1,11 +1,11 @@
-"""Settings of Mamba-2 layers as most families spell them: parsed from config.json, checked once, in vnext's terms."""
+"""Settings of recurrent layers as families spell them: parsed from config.json, checked once, in vnext's terms."""
 
 from __future__ import annotations
 
 from math import inf
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.json_keys import Json, flag, positive, refuse, shown
 from vnext.models.config.model_config import Recurrent
 from vnext.models.errors import ModelError
 
@@ -21,6 +21,17 @@ DEFAULTS = MappingProxyType(
 )
 NO_LIMITS = ([0.0, inf], [0.0, {"__float__": "Infinity"}])
 """As plain JSON has it, and as transformers writes it."""
+
+
+def linear_layers(raw: Json, usual: list[str]) -> tuple[int, ...]:
+    """The layers that layer_types calls linear_attention, without it those of the usual kinds. Raises ModelError."""
+    kinds, count = raw.get("layer_types") or usual, positive(raw, "num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) != {"full_attention", "linear_attention"}:
+        raise ModelError(
+            f"layer_types must name full_attention or linear_attention for each of {count} layers, and each of the two once at "
+            f"least, but is {shown(kinds)}; correct config.json"
+        )
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 def mamba_layers(raw: Json, attending: tuple[int, ...]) -> Recurrent | None:

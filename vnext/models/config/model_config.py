@@ -74,7 +74,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives;
     with `gates_apart` all stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without
     a key. `head_bias`: the head has one. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets
-    and what it gives, None for nothing.
+    and what it gives, None for nothing. `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it
+    gives times the second number to its normed input times the first.
     """
 
     is_parallel: bool = False
@@ -94,24 +95,26 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     norms_values: bool = False
     mlp_scales: tuple[float, float] | None = None
+    shares: tuple[tuple[float, float], ...] = ()
 
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        if self.mlp_scales is not None or self.grows_still or self.sees_runs:
+        if self.mlp_scales is not None or self.shares or self.grows_still or self.sees_runs:
             return False
         return not (self.query_growth and self.head_norms == "turned")
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep, in the place of keys and values, a state of one size a request: the last inputs of a convolution over
-    `width` tokens, and of each value head, where `key_dim` is not 0, key_dim x value_dim numbers.
+    `width` tokens, if there is more than one, and of each value head, where `key_dim` is not 0, key_dim x value_dim numbers.
 
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
     queries, keys and values; it may have a bias. Of Mamba-2, `scales` multiply gates, values, keys, queries and steps, () for
-    nothing, and there may be no norm. `step_rank`: of so many numbers steps are made, one for each value (Mamba); 0 where they are
-    products with the input, one for each head. `beside`: of layers that attend, too, what multiplies the input of attention, what
-    it gives, and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP alone.
+    nothing, and there may be no norm. `step_rank`: of so many numbers steps are made, one for each value (Mamba) or each key (Kimi
+    Linear); 0 where they are products with the input, one for each head. `beside`: of layers that attend, too, what multiplies the
+    input of attention, what it gives, and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP
+    alone.
     """
 
     layers: tuple[int, ...]

@@ -153,6 +153,8 @@ def run_layer(
     if layer.attention is None or layer.mlp is None:
         given = mix(layer.attention, cache, normed, step) if layer.attention is not None else widen(layer.mlp, normed, step)
         return add_and_norm(given, residual, next_norm, step)
+    if form.shares:
+        return run_shared(layer, cache, normed, next_norm, step)
     mixed = norm_of(mix(layer.attention, cache, normed, step), layer.after_attention_norm, step)
     if form.residual_scale != 1.0:
         mixed = mixed * form.residual_scale
@@ -170,6 +172,18 @@ def run_layer(
         residual = add(layer.added, residual + widened, step)
         return norm_of(residual, next_norm, step), residual
     return add_and_norm(widened, residual, next_norm, step)
+
+
+def run_shared(
+    layer: LayerParams, cache: LayerCache, normed: torch.Tensor, next_norm: Norm | None, step: Step
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `run_layer`, where a stream is the normed input."""
+    assert layer.attention is not None
+    attending, recurring, widening = step.config.form.shares
+    own = attending if isinstance(layer.attention, Attention) else recurring
+    normed = norm_of(normed * own[0] + mix(layer.attention, cache, normed, step) * own[1], layer.mlp_norm, step)
+    residual = normed * widening[0] + widen(layer.mlp, normed, step) * widening[1]
+    return norm_of(residual, next_norm, step), residual
 
 
 def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -302,11 +302,12 @@ def _latent(attention: LatentAttention, config: ModelConfig) -> Described:
 
 def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
     """What stands between the products of a recurrent layer."""
+    assert isinstance(layer, (ShortConvolution, DeltaNet, Mamba))
     channels, width = layer.weight.shape
     if isinstance(layer, ShortConvolution):
         return kernel.Recurring(None, layer.weight, layer.bias, channels, width)
     sizes, heads = config.recurrent, len(layer.decay_logs)
-    assert sizes is not None and isinstance(layer, (DeltaNet, Mamba))
+    assert sizes is not None
     return kernel.Recurring(
         beside=layer.beside.weight.linear if isinstance(layer, DeltaNet) else None,
         weight=layer.weight,

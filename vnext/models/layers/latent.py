@@ -97,5 +97,6 @@ def placed(query: torch.Tensor, kept: torch.Tensor, layer: LatentAttention, step
         part.copy_(given)
     if step.config.form.turns_neighbours:
         part_pairs(turning, latent.turning)
-    turn(turning, step)
+    if step.cosine is not None:
+        turn(turning, step)
     return joined.flatten(1)

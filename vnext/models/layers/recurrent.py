@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, dense
+from vnext.kernels.arrays import Array, as_tensor, dense
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, linear
 from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.heads import sum_of_heads
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Linear, Step, row
 
@@ -87,7 +88,37 @@ class Selective(NamedTuple):
     output: Linear
 
 
-Recurring = ShortConvolution | DeltaNet | Mamba | Selective
+class Lightning(NamedTuple):
+    """Lightning attention. `inner` is column-parallel: query, key and value of each head, and behind them all gates. decay_logs
+    float32 [H] of all ranks; norm [H * V], of all heads together. `output` is row-parallel."""
+
+    inner: Linear
+    decay_logs: Array
+    norm: Array
+    output: Linear
+
+
+class KeyDelta(NamedTuple):
+    """Kimi Delta Attention. `inner` is column-parallel: queries, keys, values; weight [channels, W] of the convolution. `beside`
+    makes what steps and what gates are made of, whole on each rank, and this rank's strengths; with `steps` and `gates`, which are
+    column-parallel, it is never quantised. decay_logs float32 [H] of all ranks, step_bias float32 [H * K], norm float32 [V].
+    `output` is row-parallel."""
+
+    inner: Linear
+    weight: Array
+    beside: Linear
+    steps: Linear
+    gates: Linear
+    decay_logs: Array
+    step_bias: Array
+    norm: Array
+    output: Linear
+
+
+Recurring = ShortConvolution | DeltaNet | Mamba | Selective | Lightning | KeyDelta
+"""What a layer has in the place of attention."""
+LIGHTNING_EPS = 1e-6
+"""Of the norm over all heads, whatever rms_norm_eps is."""
 
 
 def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
@@ -95,7 +126,7 @@ def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
     recurrent = config.recurrent
     assert recurrent is not None
     channels = (2 * recurrent.keys + recurrent.values) // world_size
-    parts: tuple[StatePart, ...] = (StatePart((recurrent.width - 1, channels), is_wide=False),)
+    parts: tuple[StatePart, ...] = (StatePart((recurrent.width - 1, channels), is_wide=False),) if recurrent.width > 1 else ()
     if recurrent.key_dim:
         heads = recurrent.value_heads // world_size
         parts += (StatePart((heads, recurrent.key_dim, recurrent.value_dim), is_wide=True),)
@@ -201,12 +232,45 @@ def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Sele
     )
 
 
+def assemble_lightning(source: Source, prefix: str, slopes: np.ndarray) -> Lightning:
+    """The lightning attention at `prefix`, which ends with a dot. `slopes` float32 [H] are what decays fall by."""
+    return Lightning(
+        inner=linear(source, prefix, "qkv_proj", "output_gate"),
+        decay_logs=source.place(np.log(slopes)),
+        norm=source.fused((prefix + "norm.weight",)),
+        output=linear(source, prefix, "out_proj"),
+    )
+
+
+def assemble_key_delta(source: Source, prefix: str) -> KeyDelta:
+    """The Kimi Delta Attention at `prefix`, which ends with a dot."""
+
+    def exact(*parts: str) -> Linear:
+        return Linear(source.packed(tuple(f"{prefix}{part}_proj.weight" for part in parts), exact=True), None)
+
+    return KeyDelta(
+        inner=linear(source, prefix, "q_proj", "k_proj", "v_proj"),
+        weight=source.fused(tuple(f"{prefix}{part}_conv1d.weight" for part in "qkv")),
+        beside=exact("f_a", "g_a", "b"),
+        steps=exact("f_b"),
+        gates=exact("g_b"),
+        decay_logs=source.wide(prefix + "A_log").reshape(-1),
+        step_bias=source.wide(prefix + "dt_bias"),
+        norm=source.wide(prefix + "o_norm.weight"),
+        output=linear(source, prefix, "o_proj"),
+    )
+
+
 def recurrent(layer: Recurring, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
     """A recurrent layer of x [T, hidden] -> [T, hidden]; the step's rows go on from their pages."""
     if isinstance(layer, DeltaNet):
         return delta_net(layer, pools, x, step)
     if isinstance(layer, Selective):
         return selective(layer, pools, x, step)
+    if isinstance(layer, Lightning):
+        return lightning(layer, pools, x, step)
+    if isinstance(layer, KeyDelta):
+        return key_delta(layer, pools, x, step)
     return mamba(layer, pools, x, step) if isinstance(layer, Mamba) else short_convolution(layer, pools, x, step)
 
 
@@ -273,6 +337,63 @@ def selective(layer: Selective, pools: tuple[Array, ...], x: torch.Tensor, step:
         ),
     )
     return row(mixed, layer.output, step)
+
+
+def key_delta(layer: KeyDelta, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through Kimi Delta Attention."""
+    chosen, (convolved, states), sizes = step.operations, pools, step.config.recurrent
+    assert step.rows is not None and sizes is not None
+    inner, beside = (chosen.linear(x, each.weight, None) for each in (layer.inner, layer.beside))
+    steps, gates, strengths = beside.split((sizes.step_rank, sizes.step_rank, beside.shape[1] - 2 * sizes.step_rank), 1)
+    mixed = chosen.short_convolution(inner, ConvolutionCall(layer.weight, None, convolved, step.rows, "silu"))
+    call = RecurrenceCall(
+        steps=chosen.linear(steps, layer.steps.weight, None),
+        strengths=strengths,
+        gates=chosen.linear(gates, layer.gates.weight, None),
+        decay_logs=own_logs(layer, step),
+        step_bias=layer.step_bias,
+        norm=layer.norm,
+        skips=None,
+        eps=step.config.rms_norm_eps,
+        key_heads=strengths.shape[1],
+        pool=states,
+        rows=step.rows,
+        gate="sigmoid",
+    )
+    return row(chosen.recur(mixed, call), layer.output, step)
+
+
+def own_logs(layer: KeyDelta | Lightning, step: Step) -> torch.Tensor:
+    """The decay_logs of this rank's heads."""
+    logs: torch.Tensor = as_tensor(layer.decay_logs)
+    return logs.chunk(step.parallel.world_size)[step.parallel.rank]
+
+
+def lightning(layer: Lightning, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through lightning attention."""
+    chosen, (states,), sizes = step.operations, pools, step.config.recurrent
+    assert step.rows is not None and sizes is not None
+    inner = chosen.linear(x, layer.inner.weight, None)
+    heads, width = sizes.value_heads // step.parallel.world_size, layer.norm.shape[0]
+    call = RecurrenceCall(
+        steps=None,
+        strengths=None,
+        gates=None,
+        decay_logs=own_logs(layer, step),
+        step_bias=None,
+        norm=None,
+        skips=None,
+        eps=LIGHTNING_EPS,
+        key_heads=heads,
+        pool=states,
+        rows=step.rows,
+        by_head=True,
+        activates=True,
+    )
+    mixed = chosen.recur(inner[:, : 3 * width], call).float()
+    squares = step.parallel.all_reduce(sum_of_heads(mixed.square(), sizes.value_dim)[:, None])
+    normed = (mixed * (squares / sizes.values + LIGHTNING_EPS).rsqrt() * layer.norm).to(x.dtype)
+    return row(chosen.gate_by(normed, inner[:, 3 * width :]), layer.output, step)
 
 
 def _beside(parts: list[torch.Tensor]) -> torch.Tensor:

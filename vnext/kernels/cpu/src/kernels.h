@@ -183,7 +183,8 @@ struct ConvolutionCall {
    value_heads], gates and result [tokens, value_heads, value_dim]; of the kind of x. With strengths the rule is that of a delta, on
    keys and queries of length 1, whose heads have one step or one for each key. decay_logs, step_bias, skips [value_heads], step_bias
    as many as steps, norm [value_dim]. `by_number`: decay_logs [value_heads, key_dim, value_dim], and steps and skips for each value.
-   steps, strengths, gates, norm and skips may be null. Gates are those of silu, or of a sigmoid. */
+   steps, strengths, gates, norm and skips may be null. Gates are those of silu, or of a sigmoid. `by_head`: queries, keys and values
+   of a head stand side by side. `activates`: silu is taken of all three. */
 struct RecurrenceCall {
     const void *x, *steps, *strengths, *gates;
     const float *decay_logs, *step_bias, *norm, *skips;
@@ -191,7 +192,7 @@ struct RecurrenceCall {
     void *result;
     int64_t x_stride, queries_at, keys_at, values_at, step_stride, strength_stride, gate_stride, page_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, steps_a_head;
-    bool by_number, is_sigmoid;
+    bool by_number, is_sigmoid, by_head, activates;
     float eps;
     StateRows rows;
 };

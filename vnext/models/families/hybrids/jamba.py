@@ -1,4 +1,7 @@
-"""Jamba: Mamba, and attention without positions in one layer of eight; experts in every other layer."""
+"""Jamba: Mamba, experts.
+
+One layer of eight attends, without positions; every other one has experts.
+"""
 
 from __future__ import annotations
 

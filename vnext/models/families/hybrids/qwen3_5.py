@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, dense_layers
-from vnext.models.config.json_keys import Json, flag, positive, refuse, required, shown
+from vnext.models.config.json_keys import Json, flag, positive, refuse, required
+from vnext.models.config.mamba_config import linear_layers
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
@@ -105,16 +106,10 @@ def shared_experts(raw: Json, dense: tuple[int, ...]) -> Experts:
 
 def delta_nets(raw: Json) -> Recurrent:
     """The layers that are delta nets, and their sizes."""
-    count, interval, kinds = positive(raw, "num_hidden_layers"), positive(raw, "full_attention_interval"), raw.get("layer_types")
-    if kinds is None:
-        kinds = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) != {"full_attention", "linear_attention"}:
-        raise ModelError(
-            f"layer_types must name full_attention or linear_attention for each of {count} layers, and each of the two once at "
-            f"least, but is {shown(kinds)}; correct config.json"
-        )
+    count, interval = positive(raw, "num_hidden_layers"), positive(raw, "full_attention_interval")
+    usual = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
     found = Recurrent(
-        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        layers=linear_layers(raw, usual),
         width=positive(raw, "linear_conv_kernel_dim"),
         key_heads=positive(raw, "linear_num_key_heads"),
         key_dim=positive(raw, "linear_key_head_dim"),

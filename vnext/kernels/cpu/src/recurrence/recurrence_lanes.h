@@ -175,9 +175,11 @@ inline void pass_tokens(const HeadTokens &head, float *state) {
 }
 
 template <typename T>
-inline void widen_part(const T *from, int64_t count, float *to) {
-    for (int64_t i = 0; i < count; i += 16)
-        store_part(to + i, load_part(from + i, count - i), count - i);
+inline void widen_part(const T *from, int64_t count, bool activates, float *to) {
+    for (int64_t i = 0; i < count; i += 16) {
+        const Lanes x = load_part(from + i, count - i);
+        store_part(to + i, activates ? activate(x, SILU) : x, count - i);
+    }
 }
 
 /* x times `factor` over its length, in place. */
@@ -282,7 +284,8 @@ inline int64_t tokens_until_kept(const int32_t *trail, int64_t count) {
 template <typename T>
 inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
     const int64_t keys = call.key_dim, width = call.value_dim, shared = head / (call.value_heads / call.key_heads);
-    const int64_t last = call.rows.starts[row + 1];
+    const int64_t last = call.rows.starts[row + 1], whole = 2 * keys + width;
+    const int64_t key_step = call.by_head ? whole : keys, value_step = call.by_head ? whole : width;
     const int32_t *trail = call.rows.trail;
     float *states = call.pool + head * keys * width, *state = states + call.rows.pages[row] * call.page_stride;
     if (call.rows.fresh[row] != 0) memset(state, 0, size_t(keys * width) * 4);
@@ -298,9 +301,9 @@ inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
         if (trail != nullptr) count = tokens_until_kept(trail + token, count);
         for (int64_t t = 0; t < count; ++t) {
             const T *x = static_cast<const T *>(call.x) + (token + t) * call.x_stride;
-            widen_part(x + call.queries_at + shared * keys, keys, queries + t * keys);
-            widen_part(x + call.keys_at + shared * keys, keys, own_keys + t * keys);
-            widen_part(x + call.values_at + head * width, width, values + t * width);
+            widen_part(x + call.queries_at + shared * key_step, keys, call.activates, queries + t * keys);
+            widen_part(x + call.keys_at + shared * key_step, keys, call.activates, own_keys + t * keys);
+            widen_part(x + call.values_at + head * value_step, width, call.activates, values + t * width);
             if (call.strengths == nullptr) continue;
             make_unit(queries + t * keys, keys, 1.0f / __builtin_sqrtf(float(keys)));
             make_unit(own_keys + t * keys, keys, 1.0f);

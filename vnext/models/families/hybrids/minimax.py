@@ -1,0 +1,115 @@
+"""MiniMax-01, M1: lightning attention, experts.
+
+One layer of eight attends. A layer's stream is its normed input, of which it adds a multiple to one of what it gives.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked
+from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.mamba_config import linear_layers
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
+from vnext.models.layers.assembly import ExpertNames, Source, attention, sparse_mlp
+from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
+from vnext.models.layers.recurrent import assemble_lightning
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+VALUES = Axis.STATE_VALUES
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        **EXPERT_AXES,
+        "qkv_proj": matrix(Axis.THREE_HEADS, Axis.HIDDEN),
+        "output_gate": matrix(VALUES, Axis.HIDDEN),
+        "self_attn.norm": Layout((VALUES,)),
+        "self_attn.out_proj": matrix(Axis.HIDDEN, VALUES),
+        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+    }
+)
+NAMES = ExpertNames(("w1", "w3"), "w2")
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+)
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration, which its authors and transformers spell otherwise. Raises ModelError."""
+    raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    refuse(raw, "postnorm", unless=(True,))
+    refuse(raw, "shared_intermediate_size", unless=(0,))
+    refuse(raw, "sliding_window", unless=())
+    heads = positive(raw, "num_attention_heads")
+    head_dim = positive(raw, "head_dim", positive(raw, "hidden_size") // heads)
+    if raw.get("rotary_dim") is not None:
+        raw = {"partial_rotary_factor": positive(raw, "rotary_dim") / head_dim} | raw
+    usual = [FULL if layer % 2 == 0 else LINEAR for layer in range(positive(raw, "num_hidden_layers"))]
+    if isinstance(theirs := raw.get("attn_type_list"), list):
+        usual = [FULL if kind else LINEAR for kind in theirs]
+    layers = linear_layers(raw, usual)
+    experts = Experts(
+        count=positive(raw, "num_local_experts"),
+        intermediate_size=positive(raw, "intermediate_size"),
+        router=Router(positive(raw, "num_experts_per_tok"), True),
+    )
+    return common_config(
+        raw,
+        generation,
+        rope=parse_rope(raw, scaling_of(raw), head_dim, partial=True),
+        experts=checked(experts),
+        form=DecoderForm(shares=tuple(shares(raw, part) for part in ("full_attn", "linear_attn", "mlp"))),
+        recurrent=Recurrent(
+            layers=layers, width=1, key_heads=heads, key_dim=head_dim, value_heads=heads, value_dim=head_dim
+        ),
+    )
+
+
+def shares(raw: Json, part: str) -> tuple[float, float]:
+    """By what a part multiplies its normed input, and what it gives."""
+    theirs = part.replace("attn", "attention")
+    first, second = (number(raw, f"layernorm_{theirs}_{name}", 1.0) for name in ("alpha", "beta"))
+    return number(raw, f"{part}_alpha_factor", first), number(raw, f"{part}_beta_factor", second)
+
+
+def slopes(config: ModelConfig, index: int) -> np.ndarray:
+    """What each head's decays fall by in a layer, float32: less in each, and less in later layers."""
+    powers = (2.0 ** (-8.0 / config.head_count)) ** np.arange(1, config.head_count + 1)
+    found: np.ndarray = powers * (1 - index / (config.layer_count - 1 + 1e-5) + 1e-5)
+    return found.astype(np.float32)
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    assert config.recurrent is not None
+    recurring = config.recurrent.layers
+
+    def mixing(prefix: str, index: int) -> Mixing:
+        if index in recurring:
+            return assemble_lightning(source, prefix + "self_attn.", slopes(config, index))
+        return attention(source, prefix)
+
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (
+            mixing(prefix, index),
+            sparse_mlp(source, config, prefix + "block_sparse_moe.", NAMES),
+        ),
+    )
