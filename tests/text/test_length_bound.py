@@ -6,14 +6,13 @@ import sys
 import unicodedata
 from functools import cache
 
-import msgspec
 import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 from toy_tokenizers import FAMILIES, byte_fallback, byte_level_backend, word_piece
 
-from vnext.text.tokenizer import GENEROUS, PROBE_CHARACTERS_PER_TOKEN, Tokenizer, TooManyTokens, characters_per_token
+from vnext.text.tokenizer import GENEROUS, PROBE_CHARACTERS_PER_TOKEN, Tokenizer, TooManyTokens
 
 COMPOSED = ("\u03b9\u0308\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "e\u0301", "\ufb03", "\u00bd")
 TEXTS = st.lists(
@@ -22,7 +21,7 @@ TEXTS = st.lists(
 
 
 def bound_of(backend: tokenizers.Tokenizer) -> int:
-    return characters_per_token(msgspec.json.decode(backend.to_str()))
+    return Tokenizer(backend).characters_per_token
 
 
 def composing(kind: str) -> tokenizers.Tokenizer:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_tokenizers import byte_level_backend, stories
+from toy_tokenizers import FAMILIES, byte_level_backend, stories
 
 from vnext.text.files import CheckpointUnreadable, chat_templates
 from vnext.text.tokenizer import Tokenizer
@@ -34,6 +34,14 @@ def test_loading_leaves_the_length_bound_to_those_who_need_it(tmp_path: Path) ->
     tokenizer = Tokenizer.load(folder_with(tmp_path))
     assert "characters_per_token" not in vars(tokenizer)
     assert tokenizer.characters_per_token == max(map(len, byte_level_backend().get_vocab()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_length_bound_is_the_same_from_the_file(tmp_path: Path, family: str) -> None:
+    tokenizer = FAMILIES[family]()
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    found = Tokenizer.load(tmp_path, has_bound=True)
+    assert vars(found)["characters_per_token"] == tokenizer.characters_per_token > 1
 
 
 def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ def tokenizer_json(folder: Path) -> bytes:
     return json.dumps(whole, ensure_ascii=False).encode()
 
 
+def vocabulary(data: bytes) -> dict[str, int]:
+    """The tokens of the model in tokenizer.json, without those added to it."""
+    return _numbers(_vocabulary_decoder.decode(data).model.vocab)
+
+
 def special_token(folder: Path, role: str = "eos_token") -> int | None:
     """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read. Files that are
     as they were are not read again: a large vocabulary takes as long as the weights of a small model."""

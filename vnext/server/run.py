@@ -79,8 +79,7 @@ def set_log_levels(settings: ServerSettings) -> None:
 
 async def _serve(settings: ServerSettings) -> None:
     with _listener(settings) as listener:
-        tokenizer = Tokenizer.load(settings.model_path)
-        assert tokenizer.characters_per_token > 0  # found now, while the engine starts, and not by the first request
+        tokenizer = Tokenizer.load(settings.model_path, has_bound=True)  # while the engine starts, and not by the first request
         template = template_of(tokenizer, settings)  # report its errors before loading a model
         ApiKeys(settings)
         require_traces(settings.otlp_traces_endpoint)

@@ -7,15 +7,16 @@ the source of the chat template (files.py). Renders no template and keeps no tex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import tokenizers
+from tokenizers import models
 
-from vnext.base.tokenizer_files import named_tokens, tokenizer_json
+from vnext.base.tokenizer_files import named_tokens, tokenizer_json, vocabulary
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.decoders import BYTE_LEVEL_ALPHABET, ByteLevel, Decoder, Pieces, read_decoder
 from vnext.text.detokenizer import (
@@ -30,26 +31,6 @@ from vnext.text.files import DEFAULT, WITH_TOOLS, CheckpointUnreadable, chat_tem
 
 PROBE_CHARACTERS_PER_TOKEN = 12  # prose has 3 to 5
 TEXTS_KEPT = 2**14  # of single tokens: 20 alternatives of a token cost as much as its step
-
-
-class _Model(TypedDict, total=False):
-    """What is read of the `model` of a tokenizer.json; its merges are half of the file, and a list each."""
-
-    type: Any
-    vocab: Any
-    byte_fallback: Any
-
-
-class _Spec(TypedDict):
-    """What the length bound reads of a tokenizer.json."""
-
-    model: _Model
-    added_tokens: list[dict[str, Any]]
-    normalizer: Any
-    pre_tokenizer: Any
-
-
-_spec_decoder = msgspec.json.Decoder(_Spec)
 
 
 class TokenText(msgspec.Struct, frozen=True):
@@ -77,8 +58,7 @@ class Tokenizer:
         backend.no_truncation()  # a tokenizer.json may contain the truncation of its training; a server must not truncate
         backend.no_padding()
         self._backend = backend
-        decoder = backend.decoder  # its state is the part of a tokenizer.json; to write all of that takes as long as to read it
-        self._decoder: Decoder = read_decoder(None if decoder is None else msgspec.json.decode(decoder.__getstate__()))
+        self._decoder: Decoder = read_decoder(_part(backend.decoder))
         self._special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
         self.added_tokens = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = {text: id_ for text, id_ in self.added_tokens.items() if id_ in self._special}
@@ -89,8 +69,9 @@ class Tokenizer:
         self.chat_template, self.tool_template = chat_template, tool_template
 
     @classmethod
-    def load(cls, model_path: str | Path) -> Tokenizer:
-        """Read a checkpoint folder. Raises CheckpointUnreadable."""
+    def load(cls, model_path: str | Path, has_bound: bool = False) -> Tokenizer:
+        """Read a checkpoint folder. With `has_bound` `characters_per_token` is found at once, from the vocabulary in the file: the
+        library takes three times as long to say it. Raises CheckpointUnreadable."""
         folder = Path(model_path)
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -99,16 +80,19 @@ class Tokenizer:
             )
         settings = tokenizer_config(folder)
         try:
-            backend = tokenizers.Tokenizer.from_buffer(tokenizer_json(folder))
+            backend = tokenizers.Tokenizer.from_buffer(data := tokenizer_json(folder))
         except Exception as error:  # the library raises bare Exceptions for broken files
             raise CheckpointUnreadable(f"{path} cannot be read as a tokenizer: {error}.") from error
         templates = chat_templates(folder, settings)
-        return cls(backend, settings, templates.get(DEFAULT), templates.get(WITH_TOOLS, ""))
+        found = cls(backend, settings, templates.get(DEFAULT), templates.get(WITH_TOOLS, ""))
+        if has_bound:
+            found.characters_per_token = characters_per_token(backend, vocabulary(data))
+        return found
 
     @cached_property
     def characters_per_token(self) -> int:
         """The most characters that a token may stand for. The first call reads the whole vocabulary."""
-        return characters_per_token(_spec_decoder.decode(self._backend.to_str()))
+        return characters_per_token(self._backend, self._backend.get_vocab(with_added_tokens=False))
 
     def encode(self, text: str, add_special_tokens: bool = True, count_max: int | None = None) -> list[int]:
         """Token ids; `add_special_tokens` adds a beginning-of-text token where the model needs one. Lets other threads run.
@@ -198,9 +182,9 @@ class Tokenizer:
 # ---- the most characters that one token can stand for ------------------------------------------------------------
 # Length bound: the most characters that one token can stand for, so that a text can be refused by its length alone.
 #
-# Computed from tokenizer.json. The bound is sound where the tokens keep every character of a text: the longest token, times the
-# factor by which the normaliser may shorten a text. Other tokenizers drop or join spaces, or give one unknown token for a word
-# of any length; for those the bound is GENEROUS, far more than any language needs.
+# The bound is sound where the tokens keep every character of a text: the longest token, times the factor by which the normaliser
+# may shorten a text. Other tokenizers drop or join spaces, or give one unknown token for a word of any length; for those the bound
+# is GENEROUS, far more than any language needs.
 
 
 GENEROUS = 1_000
@@ -209,32 +193,32 @@ _KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
-def characters_per_token(spec: Mapping[str, Any]) -> int:
-    """The bound for the contents of a tokenizer.json. At least 1."""
-    tokens = [*_vocabulary(spec["model"]), *(added["content"] for added in spec["added_tokens"])]
-    longest = max(map(len, tokens), default=1)
-    if not (_reads_everything(spec) and all(map(_keeps, _parts(spec["pre_tokenizer"], "pretokenizers")))):
+def characters_per_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
+    """The bound for a tokenizer whose model has this vocabulary. At least 1."""
+    added = backend.get_added_tokens_decoder().values()
+    longest = max(max(map(len, vocab), default=1), *(len(token.content) for token in added), 1)
+    normalizers = _parts(_part(backend.normalizer), "normalizers")
+    cuts = _parts(_part(backend.pre_tokenizer), "pretokenizers")
+    if not (_reads_everything(backend.model, vocab, [*normalizers, *cuts]) and all(map(_keeps, cuts))):
         return max(longest, GENEROUS)
-    if any(added.get("lstrip") or added.get("rstrip") for added in spec["added_tokens"]):
+    if any(token.lstrip or token.rstrip for token in added):
         return max(longest, GENEROUS)  # such tokens take in any number of adjacent spaces
-    shrinks = [_shrink(part) for part in _parts(spec["normalizer"], "normalizers")]
+    shrinks = [_shrink(part) for part in normalizers]
     bounds = [shrink for shrink in shrinks if shrink is not None]
     return max(longest, GENEROUS) if len(bounds) < len(shrinks) else longest * math.prod(bounds)
 
 
-def _vocabulary(model: dict[str, Any]) -> Iterator[str]:
-    vocab = model["vocab"]
-    yield from vocab if isinstance(vocab, dict) else (piece for piece, _ in vocab)
-
-
-def _reads_everything(spec: Mapping[str, Any]) -> bool:
+def _reads_everything(model: models.Model, vocab: Mapping[str, int], steps: Sequence[dict[str, Any]]) -> bool:
     """Whether no character is unknown: characters fall back to bytes, and every byte has a token."""
-    model, vocab = spec["model"], frozenset(_vocabulary(spec["model"]))
-    if model.get("byte_fallback") and _BYTE_TOKENS <= vocab:
-        return model["type"] in ("BPE", "Unigram")
-    steps = [*_parts(spec["normalizer"], "normalizers"), *_parts(spec["pre_tokenizer"], "pretokenizers")]
-    has_bytes = any(step["type"] == "ByteLevel" for step in steps) and BYTE_LEVEL_ALPHABET <= vocab
-    return has_bytes and model["type"] == "BPE"
+    if getattr(model, "byte_fallback", False) and vocab.keys() >= _BYTE_TOKENS:
+        return isinstance(model, (models.BPE, models.Unigram))
+    has_bytes = any(step["type"] == "ByteLevel" for step in steps) and vocab.keys() >= BYTE_LEVEL_ALPHABET
+    return has_bytes and isinstance(model, models.BPE)
+
+
+def _part(part: Any) -> dict[str, Any] | None:
+    """A part of a tokenizer as tokenizer.json has it: its state. To write all of that takes as long as to read it."""
+    return None if part is None else msgspec.json.decode(part.__getstate__())
 
 
 def _parts(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

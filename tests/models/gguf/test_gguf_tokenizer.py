@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, trainers
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.cuts import CUTS
-from vnext.models.gguf.tokenizer import SPACE, Vocabulary, needed_merges
+from vnext.models.gguf.tokenizer import SPACE, Vocabulary, needed_merges, written
 from vnext.runtime.processes.launch import DEMO_MODEL
 
 ALPHABET = "aber Wörter 012345 \n\t=!'s'll日本語🙂\u00a0\u0301{}();_.,ABCxyz  "
@@ -98,6 +98,20 @@ def test_merges_that_no_text_needs_are_left_out() -> None:
             fewer = models.BPE(numbers, [each for each in needed if each != pair])
             assert len(fewer.tokenize("".join(pair))) > 1
     assert left_out > 200
+
+
+@pytest.mark.parametrize("comment", ["", "#version"])
+def test_merges_are_written_as_the_library_reads_them(comment: str) -> None:
+    """A pair with a space makes nothing, as no text has one by then; and what begins as a comment is a merge nevertheless."""
+    merges = [("a", "b"), (" ", " "), ("b", " "), ("ab", "\n"), *([(comment, "a")] if comment else [])]
+    numbers = {piece: number for number, piece in enumerate(dict.fromkeys(["a", "b", " ", "\n", *map("".join, merges), *([comment] if comment else [])]))}
+    texts = ["ab", "aab\n", f"{comment}ab", f"{comment}a"]
+    found, plain = (
+        tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": numbers, "merges": each}}))
+        for each in (written(merges), [[*pair] for pair in merges])
+    )
+    assert [found.encode(text).ids for text in texts] == [plain.encode(text).ids for text in texts]
+    assert found.encode("ab\n").tokens == ["ab\n"] and all(isinstance(merge, str) for merge in written(merges[:4]))
 
 
 @pytest.mark.parametrize("named", [{"tokenizer.ggml.model": "gemma4"}, {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "sarvam-moe"}])

@@ -18,7 +18,7 @@ from vnext.models.gguf.tokenizer import Vocabulary
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 3
+FORM = 4
 """Of the JSON files: another number makes all folders anew."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
