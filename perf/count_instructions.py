@@ -40,7 +40,7 @@ RUNS = 3
 TIMEOUT_S = 300
 SUITE = "instructions"
 RECORDS = Path(__file__).resolve().parent / "records"
-PROGRAMS = {"core": ("step", "visit"), "edge": ("token", "request"), "misses": ("arrival", "unexplained")}
+PROGRAMS = {"core": ("step", "visit"), "edge": ("token", "request"), "misses": ("arrival", "explanation")}
 USUAL = ("core", "edge")
 ASKED, DEPARTS = 4_096, 100  # tokens of a prompt, and where it departs from the one before
 MEANS = {
@@ -48,9 +48,10 @@ MEANS = {
     "visit": "four such steps, in which a request of 16 tokens arrives, is answered by 2 and leaves",
     "token": "a streamed token of /v1/completions in the API server, its readers' part included",
     "arrival": f"a request of {ASKED:,} tokens that departs from the one before at token {DEPARTS}, in the engine core, to its end",
-    "unexplained": "the same where nobody asks why the prefix cache missed",
+    "explanation": "what of that says why the prefix cache missed",
     "request": "a request of /v1/completions that streams two tokens on its own connection, its reader's part included",
 }
+PARTS = 5  # of an explained arrival: up to its admission, that, up to its end, that, and the rest
 _divide = os.getppid  # callgrind dumps its counts before each call
 
 
@@ -131,32 +132,35 @@ def drive_edge() -> None:
 
 
 def drive_misses() -> None:
-    """Requests of one client, by turns explained and not."""
+    """Requests of one client, of which each is explained."""
     from perf.steady_core import SteadyCore
     from vnext.runtime.engine.misses import CacheMisses
 
-    class Silent(CacheMisses):
-        def admitted(self, *_: object) -> dict[int, CacheMiss]:
-            return {}
+    class Divided(CacheMisses):
+        def admitted(self, *asked: Any) -> Mapping[int, CacheMiss]:
+            _divide()
+            found = super().admitted(*asked)
+            _divide()
+            return found
 
-        def ended(self, *_: object) -> None:
-            pass
+        def ended(self, *asked: Any) -> None:
+            _divide()
+            super().ended(*asked)
+            _divide()
 
     with SteadyCore() as core:
-        prompt, explaining, silent = np.arange(ASKED, dtype=np.int32) % 2_000 + 1, core.core._misses, Silent()
-        for number in range(2 * (WARM_STEPS + ARRIVALS)):
-            core.core._misses = silent if number % 2 else explaining
+        prompt, core.core._misses = np.arange(ASKED, dtype=np.int32) % 2_000 + 1, Divided()
+        for number in range(WARM_STEPS + ARRIVALS):
             prompt[DEPARTS] = 2_001 + number
-            if number == 2 * WARM_STEPS:
+            if number == WARM_STEPS:
                 gc.freeze()
-                _divide()
+            _divide()
             finished = core.core.engine.state.counters.finished
             core.ask_one(prompt.tobytes(), 2, client=5)
             while core.core.engine.state.counters.finished == finished:
                 core.run(1)
-            if number >= 2 * WARM_STEPS:
-                _divide()
-        lost = explaining.losses.changed
+        _divide()
+        lost = core.core._misses.losses.changed
         assert lost >= ARRIVALS * (ASKED - DEPARTS - 32), f"{lost} tokens were explained"
         os._exit(0)
 
@@ -190,7 +194,8 @@ def count(program: str) -> dict[str, int]:
         dumps = sorted(out.parent.glob("callgrind.out.*"), key=lambda path: int(path.suffix[1:]))
         totals = [total_of(path) for path in dumps[1:]]  # the first dump is the start
     if program == "misses":
-        return {"arrival": int(median(totals[:-1:2])), "unexplained": int(median(totals[1::2]))}
+        arrivals = [totals[at : at + PARTS] for at in range(WARM_STEPS * PARTS, (WARM_STEPS + ARRIVALS) * PARTS, PARTS)]
+        return {"arrival": int(median(map(sum, arrivals))), "explanation": int(median(each[1] + each[3] for each in arrivals))}
     if program == "edge":
         return {"token": totals[0] // (STEPS * ROWS), "request": totals[2] // (VISITS * VISITORS)}
     steps, arrivals = totals[:WINDOWS], totals[WINDOWS + 1 : WINDOWS + 2 * ARRIVALS : 2]

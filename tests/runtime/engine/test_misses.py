@@ -200,8 +200,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(100):
         asked.ask(rng.integers(10, 90, 32).tolist(), max_tokens=3, client=int(rng.integers(1, 10)))
     misses = asked.misses
-    assert max(len(misses._asked), len(misses._asked_before)) <= 4 * 16 + 9 and len(misses._firsts) <= 8 and misses._text_bytes <= 1_000
-    assert max(len(misses._hidden), len(misses._hidden_before)) <= 4 * 16 + 9
+    assert max(misses._asked.size, misses._asked_before.size) <= 4 * 16 + 9 and len(misses._firsts) <= 8 and misses._text_bytes <= 1_000
+    assert misses._asked_before.size > 4 * 16
     assert len(misses._recent) <= 10 and max(map(len, misses._recent.values())) <= 3
     assert misses._text_bytes == sum(len(each.tokens) for each in misses._seen.values())
 
@@ -217,21 +217,3 @@ def test_the_common_beginning_is_found_wherever_it_ends(length: int) -> None:
         assert misses_module._common(one.tobytes(), other.tobytes()) == place
         assert misses_module._common(one.tobytes(), one[:place].tobytes()) == place
     assert misses_module._common(one.tobytes(), one.tobytes()) == length
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_last_request_of_a_client_is_found_behind_those_of_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in tables of each client alone, through generations."""
-    monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED_MIN", 40)
-    monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED", 0)
-    asked, rng, own = Asked(page_count=64), np.random.default_rng(seed), list[dict[tuple[int, bytes], int]]()
-    for _ in range(120):
-        client, common = int(rng.integers(1, 4)), int(rng.integers(1, 9))
-        id_ = asked.engine.arrive([*range(10, 10 + 4 * common), *rng.integers(60, 99, 6).tolist()], 1, client=client)
-        entry, root = asked.engine.state.waiting[0], asked.engine.state.requests[id_].root
-        asked.plan()
-        own.append(dict.fromkeys(((client, name) for name in (root, *entry.block_hashes)), id_))
-        asked.run_out()
-        for each in {key for made in own[-3:] for key in made}:
-            last = next(made[each] for made in reversed(own) if each in made)
-            assert asked.misses._own_asker(each[1], each[0]) == last

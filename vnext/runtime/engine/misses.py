@@ -14,10 +14,11 @@ from itertools import islice
 from operator import attrgetter
 
 import msgspec
+import numpy as np
 
+from vnext.runtime.engine.askers import Askers, Trail, known, own_last
 from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
 from vnext.state.block_hash import versioned_root
-from vnext.state.events import unpack_tokens
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Request, State, Waiting, label_of
 
@@ -37,10 +38,6 @@ SAMPLES, SAMPLE = 8, 8
 
 
 NOTHING_LOST = CacheLosses()
-_Asker = tuple[int, int]
-"""A request and its client."""
-_Hidden = tuple[int, bytes]
-"""A client and a block."""
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
@@ -57,10 +54,7 @@ class CacheMisses:
     """Of one engine core. Mutable."""
 
     def __init__(self) -> None:
-        self._asked: dict[bytes, _Asker] = {}  # block hash, or root -> the last request that asked for it
-        self._asked_before: dict[bytes, _Asker] = {}  # the generation before, which goes when this one is full
-        self._hidden: dict[_Hidden, int] = {}  # what a client asked for, and after it another one
-        self._hidden_before: dict[_Hidden, int] = {}
+        self._asked, self._asked_before = Askers(), Askers()  # the generation before goes when this one is full
         self._recent: dict[int, deque[int]] = {}  # the last requests of each client
         self._seen: dict[int, _Seen] = {}
         self._text_bytes = 0
@@ -84,10 +78,11 @@ class CacheMisses:
                 continue
             request = requests[entry.id]
             root = versioned_root(request.root, weights)
-            if (miss := self._miss(before, after, entry, request, root, hit)) is not None:
+            trail = self._asked.trail(root, entry.block_hashes)
+            if (miss := self._miss(before, after, entry, request, root, hit, trail)) is not None:
                 found[id_] = miss
                 self._lost[miss.reason] += miss.lost_tokens
-            self._remember(after, entry, _Seen(request, root, weights, request.prompt))
+            self._remember(after, entry, trail, _Seen(request, root, weights, request.prompt))
         return found
 
     def ended(self, before: State, ids: Collection[int]) -> None:
@@ -103,50 +98,38 @@ class CacheMisses:
                 self._text_bytes -= len(seen.tokens)
                 self._keep(id_, _Seen(seen.request, seen.root, seen.weights, row_tokens(before, row).tobytes()))
 
-    def _miss(self, before: State, after: State, entry: Waiting, request: Request, root: bytes, hit: int) -> CacheMiss | None:
+    def _miss(
+        self, before: State, after: State, entry: Waiting, request: Request, root: bytes, hit: int, trail: Trail
+    ) -> CacheMiss | None:
         size = before.config.block_size
-        first, names = hit // size, entry.block_hashes[: entry.hit_blocks_max(size)]
-        if first >= len(names):
+        first, most = hit // size, entry.hit_blocks_max(size)
+        if first >= most:
             return None
-        like = self._asker(names[first])
+        name, trails = entry.block_hashes[first], (trail, self._asked_before.trail(root, entry.block_hashes))
+        like = next((run.last for trail in trails for end, run in trail if end > first), None)
         if like is not None:
-            known = next(place for place in range(len(names) - 1, first - 1, -1) if self._asker(names[place]) is not None)
-            return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, (known + 1 - first) * size))
-        parents = (*reversed(names[:first]), root)  # blocks that an answer filled were not asked for
-        for seen, common in self._alike(parents, root, request):
+            lost = (min(max(map(known, trails)), most) - first) * size
+            return self._absent(before, after, name, like, CacheMiss("evicted", hit, lost))
+        for seen, common in self._alike(trails, root, request):  # blocks that an answer filled were not asked for
             if common >= hit + size:  # in what the earlier request wrote
-                lost = min(common // size, len(names)) * size - hit
-                return self._absent(before, after, names[first], seen.request.id, CacheMiss("evicted", hit, lost))
+                lost = min(common // size, most) * size - hit
+                return self._absent(before, after, name, seen.request.id, CacheMiss("evicted", hit, lost))
             lost = min(len(seen.tokens) // 4, len(request.prompt) // 4, entry.hits_max) // size * size - hit
             is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
             if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
                 return CacheMiss("changed", common, lost)
         return self._wall(after, request, root, size) if first == 0 else None
 
-    def _alike(self, parents: Sequence[bytes], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
+    def _alike(self, trails: Sequence[Trail], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
         """Earlier requests under the same root, and how many tokens are common: the client's own with most of them first, then the
         last one of anybody with the same blocks."""
-        last = next((asker for name in parents if (asker := self._own_asker(name, request.client)) is not None), None)
+        last = own_last(trails, request.client)
         ids = dict.fromkeys((*([] if last is None else [last]), *reversed(self._recent.get(request.client, ()))))
         found = [(seen, _common(seen.tokens, request.prompt)) for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root]
         yield from sorted(found, key=lambda each: -each[1])
-        like = next((asker for asker in map(self._asker, parents) if asker is not None), None)
-        if like is not None and like not in ids and (seen := self._seen.get(like)) is not None:
+        longest = max(trails, key=known)
+        if longest and (like := longest[-1][1].last) not in ids and (seen := self._seen.get(like)) is not None:
             yield seen, _common(seen.tokens, request.prompt)
-
-    def _asker(self, name: bytes) -> int | None:
-        """The last request that asked for a block."""
-        found = self._asked.get(name) or self._asked_before.get(name)
-        return None if found is None else found[0]
-
-    def _own_asker(self, name: bytes, client: int) -> int | None:
-        """The last one of this client."""
-        for asked, hidden in ((self._asked, self._hidden), (self._asked_before, self._hidden_before)):
-            if (found := asked.get(name)) is not None and found[1] == client:
-                return found[0]
-            if (own := hidden.get((client, name))) is not None:
-                return own
-        return None
 
     def _absent(self, before: State, after: State, name: bytes, asker: int, miss: CacheMiss) -> CacheMiss:
         """Of blocks that an earlier request had: they are not computed yet, stand there without what goes with them (a snapshot, or
@@ -175,19 +158,12 @@ class CacheMisses:
             alike = _common(seen.tokens, request.prompt)
         return CacheMiss(reason, 0, alike // size * size)
 
-    def _remember(self, state: State, entry: Waiting, seen: _Seen) -> None:
+    def _remember(self, state: State, entry: Waiting, trail: Trail, seen: _Seen) -> None:
         request = seen.request
-        names, asker = (seen.root, *entry.block_hashes), (int(request.id), request.client)
-        for name in names:  # a block is asked for with all before it: behind one that is unknown stands none that is known
-            if (before := self._asked.get(name)) is None:
-                break
-            if before[1] != request.client:
-                self._hidden[before[1], name] = before[0]
-        self._asked.update(dict.fromkeys(names, asker))
-        if max(len(self._asked), len(self._hidden)) > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
-            self._asked_before, self._asked = self._asked, {}
-            self._hidden_before, self._hidden = self._hidden, {}
-            clients = {client for _, client in self._asked_before.values()} | {client for client, _ in self._hidden_before}
+        self._asked.add(seen.root, entry.block_hashes, trail, int(request.id), request.client)
+        if self._asked.size > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
+            self._asked_before, self._asked = self._asked, Askers()
+            clients = self._asked_before.clients
             self._recent = {client: each for client, each in self._recent.items() if client in clients}
         if (recent := self._recent.get(request.client)) is None:
             recent = self._recent[request.client] = deque(maxlen=RECENT)
@@ -214,7 +190,8 @@ def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     if not common:
         return False
     size = min(len(one), len(other)) // 4
-    if 2 * int((unpack_tokens(one)[common:size] == unpack_tokens(other)[common:size]).sum()) >= size - common:
+    alike = np.frombuffer(one, np.int32)[common:size] == np.frombuffer(other, np.int32)[common:size]
+    if 2 * np.count_nonzero(alike) >= size - common:
         return True
     first, last = common + 1, len(other) // 4 - SAMPLE
     if last < first:
@@ -229,12 +206,8 @@ def _common(one: bytes, other: bytes) -> int:
     if one[:4] != other[:4]:
         return 0
     size = min(len(one), len(other))
-    alike = next((at for at in range(0, size, STRETCH) if one[at : at + STRETCH] != other[at : at + STRETCH]), size)
-    first, end = alike, min(alike + STRETCH, size)
-    while first < end:  # they differ somewhere from `first` to behind `end`, and are alike before
-        half = (first + end) // 8 * 4
-        if one[first : half + 4] == other[first : half + 4]:
-            first = half + 4
-        else:
-            end = half
-    return first // 4
+    for at in range(0, size, STRETCH):
+        part, like = one[at : min(at + STRETCH, size)], other[at : min(at + STRETCH, size)]
+        if part != like:
+            return at // 4 + int((np.frombuffer(part, np.int32) != np.frombuffer(like, np.int32)).argmax())
+    return size // 4
