@@ -14,7 +14,7 @@ from tests.sim.scenario_draw import PAGE_COUNT_MAX, scenario
 from tests.sim.seeds import Form
 from tests.sim.simulator import Simulation
 from vnext.sim.checks.plain_state import Divergence
-from vnext.state import preempt, reduce as reducer
+from vnext.state import reduce as reducer, state as states
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepCommitted, pack_tokens, plan_of
@@ -98,8 +98,7 @@ def test_a_guided_request_behind_blocks_of_its_half_is_found(monkeypatch: pytest
         most = hits_max(sampling, prompt, guided_hits)
         return most + 8 if sampling.guidance else most
 
-    for module in (reducer, preempt):
-        monkeypatch.setattr(module, "hits_max", too_many)
+    monkeypatch.setattr(states, "hits_max", too_many)
     with pytest.raises(LawBroken, match="P4"):
         told(SEEDS)
 

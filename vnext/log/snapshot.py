@@ -27,7 +27,6 @@ from vnext.log.stored_pages import (
     stored_states,
 )  # fmt: skip
 from vnext.state.allocate import TOKENS_SPARE
-from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import Pause, RequestId
@@ -35,7 +34,7 @@ from vnext.state.facilities.draft_costs import costs_of, with_costs
 from vnext.state.facilities.shortage import lowered
 from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
-from vnext.state.params import Sampling, hits_max
+from vnext.state.params import Sampling
 from vnext.state.pool import Pool
 from vnext.state.state import (
     Copies,
@@ -58,7 +57,7 @@ from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedMap
-from vnext.state.waiting_queue import queue_hash
+from vnext.state.waiting_queue import entry_of, queue_hash
 from vnext.state.windows import NULL, held_entries
 
 ARENA_PLACES_MIN = 1 << 12
@@ -266,13 +265,13 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
     running, queued = frame.lives[:count], frame.lives[count:]
     _require([life.id for life in running] == kept[fields.ID].tolist(), "its rows are of other requests")
     limits = [life.prompt_length + life.sampling.max_tokens for life in running]
-    longest = max(limits, default=0)
-    _require(kept[fields.LIMIT].tolist() == limits and longest <= config.max_model_len, "a row is too long")
+    _require(kept[fields.LIMIT].tolist() == limits and max(limits, default=0) <= config.max_model_len, "a row is too long")
     tables = np.frombuffer(frame.tables, dtype=np.int32)
     cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
     rows = Rows(cells, _drafting(frame, config, count), recurrent_of(frame.states, config, count))
-    waiting = _queue_of(frame, config, queued)
+    requests = VersionedMap[int, Request]({life.id: _request(life) for life in frame.lives})
+    waiting = _queue_of(frame, config, queued, requests)
     return State(
         config=config,
         sequence=frame.sequence,
@@ -282,7 +281,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         rows=rows,
         waiting=waiting,
         waiting_hash=queue_hash(waiting),
-        requests=VersionedMap({life.id: _request(life) for life in frame.lives}),
+        requests=requests,
         tokens=_tokens(cells, running),
         tables=_tables(config, cells, tables),
         pool=_pool(frame, config, tables[held_entries(config, rows.computed_at_least, rows.blocks)], rows.recurrent),
@@ -311,10 +310,12 @@ def _clients(frame: Snapshot, config: SchedulerConfig, running: int) -> Clients 
     return clients_of(frame.clients, config, keys, [life.id for life in frame.lives[:running]])
 
 
-def _queue_of(frame: Snapshot, config: SchedulerConfig, lives: tuple[LiveRequest, ...]) -> tuple[Waiting, ...]:
+def _queue_of(
+    frame: Snapshot, config: SchedulerConfig, lives: tuple[LiveRequest, ...], requests: VersionedMap[int, Request]
+) -> tuple[Waiting, ...]:
     asked, weights = dict(frame.tier.asked) if frame.tier else {}, label_of(frame.weights)
     waits = zip(lives, frame.waits, strict=True)
-    return tuple(_waiting(config, life, weights, *wait, asked.get(life.id, -1)) for life, wait in waits)
+    return tuple(entry_of(config, weights, requests[life.id], life.tokens, *wait, asked.get(life.id, -1)) for life, wait in waits)
 
 
 def _tier(frame: StoredTier) -> Tier:
@@ -343,20 +344,6 @@ def _request(life: LiveRequest) -> Request:
         arrival_ns=life.arrival_ns,
         root=life.root,
         client=life.client,
-    )
-
-
-def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptions: int, cached: int, transfer: int) -> Waiting:
-    keys = block_hashes(versioned_root(life.root, weights), life.tokens, config.block_size) if config.prefix_caching else ()
-    return Waiting(
-        id=life.id,
-        priority=life.priority,
-        tokens=life.tokens,
-        block_hashes=keys,
-        preemption_count=preemptions,
-        cached=cached,
-        hits_max=hits_max(life.sampling, life.prompt_length, config.guided_hits),
-        transfer=transfer,
     )
 
 

@@ -9,14 +9,12 @@ import msgspec
 import numpy as np
 
 from vnext.state import pool as pools
-from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.params import hits_max
 from vnext.state.recurrent import release_states
-from vnext.state.state import State, Waiting, root_of
-from vnext.state.store import clients, extents, fields
+from vnext.state.state import State, Waiting, label_of
+from vnext.state.store import clients, extents
 from vnext.state.store.rows import Rows, kept_rows
-from vnext.state.waiting_queue import enqueue
+from vnext.state.waiting_queue import enqueue, entry_of
 from vnext.state.windows import row_blocks
 
 replace = msgspec.structs.replace
@@ -36,18 +34,10 @@ def preempt(state: State, preempted: tuple[int, ...]) -> State:
 
 def _back_in_queue(state: State, row: int) -> Waiting:
     """The queue entry of a preempted row: its known tokens. Samples not yet committed are drawn again, with the same result."""
-    rows, config = state.rows, state.config
-    request = state.requests[int(rows.id[row])]
+    rows, request = state.rows, state.requests[int(state.rows.id[row])]
     tokens = row_tokens(state, row).tobytes()
-    return Waiting(
-        id=request.id,
-        priority=request.priority,
-        tokens=tokens,
-        block_hashes=block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else (),
-        preemption_count=int(rows.preemption_count[row]) + 1,
-        cached=int(rows.cells[fields.CACHED, row]),
-        hits_max=hits_max(request.sampling, request.prompt_length, config.guided_hits),
-    )
+    preemptions, cached = int(rows.preemption_count[row]) + 1, int(rows.cached[row])
+    return entry_of(state.config, label_of(state.weights), request, tokens, preemptions, cached)
 
 
 def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from vnext.state import pool as pools
-from vnext.state.block_hash import block_hashes, root_hash
+from vnext.state.block_hash import root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import (
@@ -29,15 +29,14 @@ from vnext.state.facilities.table import FOLDS
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned
-from vnext.state.params import hits_max
 from vnext.state.preempt import preempt
 from vnext.state.recurrent import pages_held
-from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
+from vnext.state.state import Counters, Request, State, Status, label_of, status_of
 from vnext.state.store import extents
 from vnext.state.store.clients import arrived, left_queue, no_clients
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
-from vnext.state.waiting_queue import dequeue, enqueue
+from vnext.state.waiting_queue import dequeue, enqueue, entry_of
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
@@ -158,22 +157,9 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         client=event.client,
     )
     clients = arrived(state, request)
-    state = enqueue(state, _first_wait(state, request, generated_by(event)))
+    state = enqueue(state, entry_of(state.config, label_of(state.weights), request, request.prompt + generated_by(event)))
     return replace(
         state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)]), clients=clients
-    )
-
-
-def _first_wait(state: State, request: Request, generated: bytes) -> Waiting:
-    tokens, config = request.prompt + generated, state.config
-    keys = block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else ()
-    return Waiting(
-        id=request.id,
-        priority=request.priority,
-        tokens=tokens,
-        block_hashes=keys,
-        preemption_count=0,
-        hits_max=hits_max(request.sampling, request.prompt_length, config.guided_hits),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from vnext.state.block_hash import versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause, RequestId
-from vnext.state.params import ALL_TOKENS, Sampling
+from vnext.state.params import ALL_TOKENS, Sampling, hits_max
 from vnext.state.pool import Pool
 from vnext.state.store.clients import Clients
 from vnext.state.store.disk_index import DiskIndex
@@ -41,13 +41,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_length(self) -> int:
         return len(self.prompt) // 4
 
+    def hits_max(self, config: SchedulerConfig) -> int:
+        """The most tokens that it may take from the cache."""
+        return hits_max(self.sampling, self.prompt_length, config.guided_hits)
+
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A request in the queue. `tokens` (int32 bytes) are the prompt and everything sampled before a preemption.
 
     `block_hashes` are those of its full blocks, empty if the prefix cache is off. `cached` is the hit of its first
-    admission (-1 before it), kept so that the client learns the real cost of its prompt. `hits_max` is that of
-    vnext.state.params. `transfer` is the number of the transfer that it had from disk in this wait, -1 for none.
+    admission (-1 before it), kept so that the client learns the real cost of its prompt. `hits_max` is its request's.
+    `transfer` is the number of the transfer that it had from disk in this wait, -1 for none.
     """
 
     id: RequestId

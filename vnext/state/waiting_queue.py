@@ -12,10 +12,29 @@ from collections.abc import Set
 import msgspec
 import xxhash
 
-from vnext.state.state import State, Waiting
+from vnext.state.block_hash import block_hashes, versioned_root
+from vnext.state.config import SchedulerConfig
+from vnext.state.state import Request, State, Waiting
 
 _ENTRY = struct.Struct("<4q")
 _WORD = 2**64 - 1
+
+
+def entry_of(
+    config: SchedulerConfig, label: str, request: Request, tokens: bytes, preemptions: int = 0, cached: int = -1, transfer: int = -1
+) -> Waiting:
+    """The entry of a request with these tokens, whose blocks are named by the weights of this label."""
+    root = versioned_root(request.root, label)
+    return Waiting(
+        id=request.id,
+        priority=request.priority,
+        tokens=tokens,
+        block_hashes=block_hashes(root, tokens, config.block_size) if config.prefix_caching else (),
+        preemption_count=preemptions,
+        cached=cached,
+        hits_max=request.hits_max(config),
+        transfer=transfer,
+    )
 
 
 def enqueue(state: State, entry: Waiting) -> State:

@@ -124,12 +124,12 @@ RECOVERY_BUGS = [
     ),
     Bug(
         name="a resumed request begins anew",
-        edits=(Edit("state.reduce", "= request.prompt + generated, state", "= request.prompt, state"),),
+        edits=(Edit("state.reduce", "request, request.prompt + generated_by(event)))", "request, request.prompt))"),),
         found_by=("C4",),
     ),
     Bug(
         name="a resumed request has the blocks of its prompt alone",
-        edits=(Edit("state.reduce", "block_hashes(root_of(state, request), tokens,", "block_hashes(root_of(state, request), request.prompt,"),),
+        edits=(Edit("state.waiting_queue", "block_hashes(root, tokens,", "block_hashes(root, tokens if preemptions else request.prompt,"),),
         found_by=("C4",),
     ),
     Bug(

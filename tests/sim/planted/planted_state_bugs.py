@@ -100,9 +100,9 @@ SCORING = [
     ),
     bug(
         "a scored prompt starts behind the cache when it returns",
-        "state.preempt",
-        "hits_max=hits_max(request.sampling, request.prompt_length, config.guided_hits),",
-        "",
+        "state.waiting_queue",
+        "hits_max=request.hits_max(config),",
+        "**({} if preemptions else {'hits_max': request.hits_max(config)}),",
         "P4",
         "X2",
         "S3",
@@ -168,8 +168,8 @@ PLANNING = [
     bug(
         "a request comes back in its old epoch",
         "state.preempt",
-        "preemption_count=int(rows.preemption_count[row]) + 1",
-        "preemption_count=int(rows.preemption_count[row])",
+        "int(rows.preemption_count[row]) + 1",
+        "int(rows.preemption_count[row])",
         "A2",
     ),
     bug(
@@ -197,8 +197,8 @@ PLANNING = [
     bug(
         "a preempted request forgets its first hit",
         "state.preempt",
-        "cached=int(rows.cells[fields.CACHED, row]),",
-        "cached=-1,",
+        "int(rows.cached[row])",
+        "-1",
         "Y3",
     ),
     bug(

@@ -19,7 +19,6 @@ from vnext.replay.reading.folding import Folded, first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.state.block_hash import block_hashes
 from vnext.state.events import EngineRecovered, PrefixCacheReset
-from vnext.state.params import hits_max
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, root_of
 from vnext.state.windows import row_blocks
@@ -119,7 +118,7 @@ class CacheCurve:
 
     def _hits_max(self, state: State, row: int) -> int:
         request = state.requests[int(state.rows.id[row])]
-        return hits_max(request.sampling, request.prompt_length, state.config.guided_hits)
+        return request.hits_max(state.config)
 
     def _join(self, after: State, rows: list[int], held: int) -> None:
         """Requests join the batch: what each asks of the cache, and that it holds what it found; `held` pages have holders then."""
