@@ -22,6 +22,7 @@ from vnext.runtime.hosts.wire import Wire, connected
 from vnext.runtime.processes.subprocesses import HostLost, RankStartFailed
 from vnext.runtime.protocol.messages import ModelFacts, RankReady, StepResult, encoder
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
+from vnext.runtime.transport.collectives.gloo_group import store_of_hosts
 
 WORD = b"a secret of both hosts"
 READY = RankReady(
@@ -56,6 +57,13 @@ class LocalTwin:
     def receive(self) -> list[Any]:
         came, self.came = self.came, []
         return came
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hands send no beats, and nobody knows how long a busy machine holds them."""
+    for module in (masters, agents):
+        monkeypatch.setattr(module, "SILENCE_S", 600.0)
 
 
 @pytest.fixture
@@ -134,9 +142,20 @@ def test_a_host_with_other_model_files_is_refused(hosts: Hosts) -> None:
     wire.close()
 
 
+def test_nobody_takes_the_port_at_which_ranks_meet_before_they_listen() -> None:
+    meeting = MeetingPlace()
+    meeting.choose(["127.0.0.2", "127.0.0.1"], WORD)
+    address, port = meeting.store.split(":")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):  # as whoever asks for any port
+        other.bind((address, int(port)))
+    store_of_hosts(meeting.store, 0, 1).set("word", "said")
+    meeting.close()
+    meeting.close()
+
+
 def test_a_silent_host_is_lost(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masters, "SILENCE_S", 0.3)
     wire = come(hosts)
+    monkeypatch.setattr(masters, "SILENCE_S", 0.3)
     until(lambda: hosts.present() is None)
     wire.close()
 
@@ -152,7 +171,7 @@ def test_strangers_in_numbers_are_closed_and_a_host_comes_after_them(hosts: Host
 
 
 def test_a_host_that_does_not_say_which_it_is_is_closed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masters, "BEAT_S", 0.2)
+    monkeypatch.setattr(masters, "SILENCE_S", 0.2)
     wire = connected(socket.create_connection((hosts.address, hosts.port)), WORD, "host")
     wire._socket.settimeout(60)
     assert wire._socket.recv(1) == b""

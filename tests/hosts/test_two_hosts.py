@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.ports import held_port
-from tests.runtime.killed import heard_of
+from tests.runtime.killed import heard_of, wait_until_gone
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.processes.launch import find_model, start_engine
@@ -72,7 +72,7 @@ def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path, alone: dict[s
     with SyncEngineClient.connect(one.address) as client:
         expected = tokens_of(client)
     one.stop()
-    port, files = held_port("127.0.0.2"), len(os.listdir("/dev/shm"))
+    port, files = held_port("127.0.0.2"), os.listdir("/dev/shm")
     settings = EngineSettings(
         log_dir=str(tmp_path), nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_secret_file=str(secret), **PLAIN | shape
     )
@@ -95,4 +95,4 @@ def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path, alone: dict[s
             assert engine.stop() == 0
             again[0].__exit__(None, None, None)
     assert replay(["verify", "--laws", engine.log_dir]) == 0
-    assert len(os.listdir("/dev/shm")) <= files
+    wait_until_gone(files)

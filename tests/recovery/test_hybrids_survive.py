@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from serving import ROOT, Server, complete_all, eventually, in_background, serving
+from serving import REQUEST_TIMEOUT_S, ROOT, Server, complete_all, eventually, in_background, serving
 
 from vnext.replay.cli.main import main as replay
 
@@ -65,7 +65,7 @@ def test_a_hybrid_is_served_whole_whatever_is_killed(tmp_path: Path, drafts: tup
             thread, found = in_background(partial(texts, server, 120))
             time.sleep(took_s / 2)
             os.kill(child, signal.SIGKILL)
-            thread.join(60)
+            thread.join(REQUEST_TIMEOUT_S)
             assert found == [expected], module
             assert eventually(partial(has_recovered, server, recoveries)), module
         assert server.stop() == 0

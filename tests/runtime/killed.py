@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from tests.runtime.fake_engine import wait_until
@@ -23,6 +24,12 @@ def heard_of(outputs: Iterator[RequestOutput], at: dict[int, Callable[[], None]]
             due.pop(0)[1]()
     assert not due, f"{count} tokens came"
     return found
+
+
+def wait_until_gone(before: Collection[str]) -> None:
+    """Of shared memory's files those that have come since. Other tests have files there for a while."""
+    came = {*os.listdir("/dev/shm")} - {*before}
+    wait_until(lambda: came.isdisjoint(os.listdir("/dev/shm")))
 
 
 def in_turn(client: SyncEngineClient, kills: dict[int, Callable[[], None]]) -> dict[int, Callable[[], None]]:

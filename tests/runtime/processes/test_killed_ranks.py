@@ -21,7 +21,7 @@ from test_launch import has_torch, running
 
 from tests.e2e.serving import in_background
 from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
-from tests.runtime.killed import Heard, heard_of
+from tests.runtime.killed import Heard, heard_of, wait_until_gone
 from vnext.kernels.cpu import native
 from vnext.models.config.adapter_config import adapter_digest
 from vnext.replay.cli.main import main as replay
@@ -132,7 +132,7 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
     """Killed in prompts, in answers, and while other ranks start in their place."""
     with running(tmp_path / "undisturbed", tensor_parallel_size=size, **LORA) as (_, client):
         undisturbed = told(heard_of(client.run(mixed(adapters))))
-    files = len(os.listdir("/dev/shm"))
+    files = os.listdir("/dev/shm")
     with running(tmp_path / "killed", tensor_parallel_size=size, log=log, **LORA) as (engine, client):
         pid = engine.child.pid
         found = told(heard_while_killed(stops, engine, client, mixed(adapters), [partial(kill_last, pid)] * 3))
@@ -143,7 +143,7 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
     assert found == undisturbed
     assert engine.stop() == 0 and not any(rank.is_running() for rank in ranks)
     assert replay(["verify", "--laws", engine.log_dir]) == 0 and lost_under_streams(engine.log_dir) == 3
-    wait_until(lambda: len(os.listdir("/dev/shm")) <= files)  # other tests have files there for a while
+    wait_until_gone(files)
 
 
 def test_streams_outlive_killed_stages_with_the_bits_of_one_process(tmp_path: Path, stops: Stops) -> None:  # noqa: F811

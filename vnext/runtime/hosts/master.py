@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 BEAT = encode(Beat())
 
 
-def _listening(address: str, port: int) -> socket.socket:
-    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class Host:
@@ -64,19 +64,27 @@ class Host:
 
 
 class MeetingPlace:
-    """Where the ranks of one set meet. Mutable: known once all hosts are there. `store`: this host's address and a free port;
-    `link_key`: what ranks prove to each other."""
+    """Where the ranks of one set meet. Mutable: known once all hosts are there. `store`: this host's address and a free port, which
+    is held for rank 0 to listen at; `link_key`: what ranks prove to each other."""
 
     def __init__(self) -> None:
         self._addresses: Sequence[str] = ()
+        self._held: socket.socket | None = None
         self.store, self.link_key = "", b""
 
     def choose(self, addresses: Sequence[str], secret: bytes) -> None:
         """These are the addresses of all hosts, this one's first, and what they all know. Raises OSError."""
         self._addresses = addresses
-        with _listening(addresses[0], 0) as free:
-            self.store = f"{addresses[0]}:{free.getsockname()[1]}"
+        self._held = socket.socket(_family(addresses[0]))
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as rank 0 does: of the two only it listens
+        self._held.bind((addresses[0], 0))
+        self.store = f"{addresses[0]}:{self._held.getsockname()[1]}"
         self.link_key = link_key(secret, self.store)
+
+    def close(self) -> None:
+        """Nobody meets here any more. Idempotent."""
+        if self._held is not None:
+            self._held.close()
 
     def address_of(self, node: int) -> str:
         """The address of a host, "" while it is not known."""
@@ -109,7 +117,7 @@ class Hosts:
     def _listen(self) -> None:
         self.secret = secret_of(self._secret_path) if self._secret_path else secrets.token_bytes(NEW_SECRET_BYTES)
         try:
-            self._listener = _listening(self.address, self.port)
+            self._listener = socket.create_server((self.address, self.port), family=_family(self.address))
             self.port = int(self._listener.getsockname()[1])
         except OSError as error:
             raise SettingsError(
@@ -211,7 +219,7 @@ class Hosts:
         self._tell()
 
     def _first(self, wire: Wire) -> HostHere:
-        end_s = time.monotonic() + BEAT_S
+        end_s = time.monotonic() + SILENCE_S
         while time.monotonic() < end_s:
             wire.wait(BEAT_S / 4)
             for payload in wire.receive():
@@ -395,6 +403,7 @@ class HostedExecutor:
 
     def _end_others(self) -> None:
         """Ask the other hosts to end their ranks, once."""
+        self._meeting.close()
         if self._poller is not None:
             self._poller.unregister(self._hosts.news_fd)
             self._poller = None
