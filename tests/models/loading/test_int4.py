@@ -25,6 +25,7 @@ from vnext.models.loading.stored import StoredWeights
 from vnext.runtime.rank.runner import ModelRunner
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
+JOINED = {"q_proj": ("qkv_proj", "k_proj", "v_proj"), "gate_proj": ("gate_up_proj", "up_proj")}
 CHUNK = Chunk([index % 61 for index in range(7, 57)], 0, [3, 9, 4, 21])
 
 
@@ -70,6 +71,21 @@ def test_what_makes_values_has_8_bits(tmp_path: Path, has_values: bool) -> None:
             stored.round(f"{here}{part}.weight", INT4)
             bits[part[-6:]] = stored.parts(f"{here}{part}.weight")[0].probed().codes(0).bits
     assert bits == {"q_proj": 4, "k_proj": 4 if has_values else 8, "n_proj": 4} | ({"v_proj": 8} if has_values else {})
+
+
+def test_values_have_8_bits_below_queries_and_keys_too(folder: Path, tmp_path: Path) -> None:
+    """In one weight with them, as Phi 3 has it."""
+    apart, joined = tensors(), {}
+    for name, tensor in apart.items():
+        first, parts = next(((first, parts) for first, parts in JOINED.items() if first in name), ("", ()))
+        if parts:
+            joined[name.replace(first, parts[0])] = torch.cat([apart[name.replace(first, each)] for each in (first, *parts[1:])])
+        elif not any(each in name for _, *others in JOINED.values() for each in others):
+            joined[name] = tensor
+    save_checkpoint(tmp_path / "phi3", joined, **WIDE, architectures=["Phi3ForCausalLM"], model_type="phi3")
+    assert torch.equal(logits(tmp_path / "phi3", "int4"), logits(folder, "int4"))
+    ranks = ThreadGroup(2).run(lambda parallel: (logits(tmp_path / "phi3", "int4", parallel), logits(folder, "int4", parallel)))
+    assert all(torch.equal(*each) for each in ranks)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -17,6 +17,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
     AnyAxis,
+    Axis,
     Layout,
     LayoutTable,
     Parallel,
@@ -32,7 +33,9 @@ from vnext.models.loading.recording import is_of_layer
 
 Read = TypeVar("Read")
 
-KEYS, VALUES = "k_proj.weight", "v_proj.weight"
+KEYS, VALUES = ".k_proj.weight", ".v_proj.weight"
+QUERIES_KEYS_VALUES = Axis.HEADS, Axis.KV_HEADS, Axis.KV_HEADS
+"""The outputs of a weight that makes them all."""
 
 PROBED_ROWS = 32
 """Enough to see what the codes of a weight are made of."""
@@ -121,11 +124,12 @@ class StoredWeights:
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parallel: Parallel, layouts: LayoutTable) -> None:
         """`layout`: of a tensor of this name; `part`: this rank's part of an axis. Both are asked for again and again, and found
         once: `cut`: into how many shards this rank's inputs of a weight of this layout are cut; `whole`: the shape of a whole
-        tensor of it."""
+        tensor of it. `values`: in what the last outputs of QUERIES_KEYS_VALUES count as held."""
         self._checkpoint, self._config, self._parallel = checkpoint, config, parallel
         self.layout: Callable[[str], Layout] = cache(lambda name: layout_of(name, layouts))
         self.part: Callable[[AnyAxis], Part] = cache(lambda axis: axis_part(axis, config, parallel))
         self._forms: dict[tuple[str, int, int, int], CodesForm] = {}
+        self._values: dict[str, Format] = {}
         self._cut: Callable[[Layout], int] = cache(lambda layout: shards_of_layout(layout, config, parallel))
         self._whole: Callable[[Layout], tuple[int, ...]] = cache(lambda layout: whole_shape(layout, config))
 
@@ -172,7 +176,8 @@ class StoredWeights:
         assert layout.inner is not None and format is not None
         inputs, shape = self.part(layout.inner), self.whole_shape(name, layout)
         some = slice(inputs.start, inputs.stop)
-        return [StoredPart(self._checkpoint, name, format, shape, rows, some, part.size) for part, rows in self.rows(layout)]
+        found = [StoredPart(self._checkpoint, name, format, shape, rows, some, part.size) for part, rows in self.rows(layout)]
+        return [*found[:-1], found[-1]._replace(format=self._values.get(name, format))]
 
     def size_bytes(self, name: str) -> int:
         """The bytes of a weight that the checkpoint holds in a format."""
@@ -189,6 +194,8 @@ class StoredWeights:
         found = products.rounds(held or floats, inputs, self.run(name), self._takes_few(name))
         if found is not None:
             self._checkpoint.hold(name, found)
+            if layout.out == QUERIES_KEYS_VALUES:
+                self._values[name] = products.rounds(held or floats, inputs, self.run(name), False) or found
 
     def _takes_few(self, name: str) -> bool:
         """Whether a weight bears the fewest bits: a layer's, but what makes values, or keys that stand in for them."""
