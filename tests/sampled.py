@@ -101,6 +101,7 @@ SHARES: dict[str, int] = {
     "tests/models/loading/test_dummy.py::test_ranks_and_stages_have_the_same_model": 6,
     "tests/models/test_families_transformers.py": 8,
     "tests/models/test_adapters.py": 2,
+    "tests/models/layers/test_hybrid_engine.py": 2,
     "tests/models/gguf/test_gguf_families.py": 2,
     "tests/models/loading/test_dummy.py::test_every_family_generates_from_its_configuration_alone": 3,
     "tests/models/loading/test_unread.py::test_nothing_is_left_of_what_transformers_writes": 2,

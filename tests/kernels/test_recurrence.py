@@ -55,7 +55,7 @@ def convolution(dtype: torch.dtype, width: int = 3, *, gated: bool = False, acti
     return Operation(compiled.short_convolution, plain.short_convolution, draw(TOKENS, channels * (3 if gated else 1), dtype=dtype), call, pool)
 
 
-def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 40, pace: str = "head") -> Operation:
+def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 40, pace: str = "head", **own: Any) -> Operation:
     key_heads, heads = {"number": 1, "none": 6}.get(pace, 2), 6
     x = draw(TOKENS, 2 * key_heads * keys + heads * width, dtype=dtype)
     beside = draw(TOKENS, 2 * heads, dtype=dtype, seed=5)
@@ -76,6 +76,7 @@ def recurrence(dtype: torch.dtype, is_delta: bool, keys: int = 24, width: int = 
         gate="sigmoid" if pace == "key" else "silu",
         by_head=pace == "none",
         activates=pace == "none",
+        **own,
     )
     return Operation(compiled.recur, plain.recur, x, call, call.pool)
 
@@ -91,6 +92,8 @@ CASES = {
     "mamba_wide": lambda dtype: recurrence(dtype, False, 64, 48),
     "by_key": lambda dtype: recurrence(dtype, True, pace="key"),
     "by_key_wide": lambda dtype: recurrence(dtype, True, 33, 128, pace="key"),
+    "bounded": lambda dtype: recurrence(dtype, True, pace="key", bound=-5.0),
+    "bounded_by_head": lambda dtype: recurrence(dtype, True, bound=-3.0, strength_scale=2.0),
     "by_number": lambda dtype: recurrence(dtype, False, 16, 16, pace="number"),
     "by_number_odd": lambda dtype: recurrence(dtype, False, 5, 37, pace="number"),
     "without_steps": lambda dtype: recurrence(dtype, False, pace="none"),
@@ -128,12 +131,14 @@ def recurred(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         time, by_key = torch.ones(TOKENS, 1, dtype=torch.float64), call.strengths is not None
         if call.steps is not None:
             own = slice(*(len(call.step_bias) // heads * each for each in (head, head + 1)))
-            time = (call.steps[:, own].double() + call.step_bias[own].double()).exp().log1p()
+            given = call.steps[:, own].double() + call.step_bias[own].double()
+            time = given if call.bound else given.exp().log1p()
         state, outputs = torch.zeros(keys, width, dtype=torch.float64), []
         for t in range(len(x)):
-            state = state * (-call.decay_logs[head].double().exp() * (time[t][:, None] if by_key else time[t])).exp()
+            pace = call.decay_logs[head].double().exp() * (time[t][:, None] if by_key else time[t])
+            state = state * (call.bound * pace.sigmoid() if call.bound else -pace).exp()
             if call.strengths is not None:
-                change = call.strengths[t, head].double().sigmoid() * (v[t] - k[t] @ state)
+                change = call.strength_scale * call.strengths[t, head].double().sigmoid() * (v[t] - k[t] @ state)
             else:
                 change = time[t] * v[t]
             state = state + torch.outer(k[t], change)

@@ -152,6 +152,24 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "n_shared_experts": 1,
         },
     ),
+    "olmo_hybrid": (
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "linear_key_head_dim": 24,
+            "linear_value_head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "ling_3": (
+        "BailingHybridForCausalLM",
+        "BailingHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "num_key_value_heads": 4,
+            "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 24, "v_head_dim": 16, "head_dim": 24,
+            "num_local_experts": 8, "n_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1, "num_mtp_layers": 0, "routed_scaling_factor": 1.0, "topk_group": 2,
+        },
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

@@ -100,8 +100,9 @@ class RecurrenceCall(NamedTuple):
 
     A delta may decay key by key, with steps [T, H * K] and step_bias [H * K] (Kimi Delta Attention, arXiv 2510.26692). The other
     rule may decay number by number, with steps [T, H * V], step_bias and skips [H * V] and decay_logs [H, K, V] (Mamba, arXiv
-    2312.00752), or by no step at all (lightning attention, arXiv 2501.08313). `by_head`: x has query, key and value of each head
-    side by side. `activates`: silu is taken of x.
+    2312.00752), or by no step at all (lightning attention, arXiv 2501.08313). With a `bound` below 0, decay is exp(bound *
+    sigmoid(exp(decay_logs) * (steps + step_bias))). `strength_scale` multiplies the sigmoid of strengths. `by_head`: x has query,
+    key and value of each head side by side. `activates`: silu is taken of x.
     """
 
     steps: torch.Tensor | None
@@ -118,6 +119,8 @@ class RecurrenceCall(NamedTuple):
     gate: Literal["silu", "sigmoid"] = "silu"
     by_head: bool = False
     activates: bool = False
+    bound: float = 0.0
+    strength_scale: float = 1.0
 
 
 class RotaryWrite(NamedTuple):

@@ -51,6 +51,8 @@ def check_recur(x: torch.Tensor, call: RecurrenceCall) -> None:
     tokens, by_number = x.shape[0], call.decay_logs.dim() == 3
     if call.key_heads < 1 or heads % call.key_heads:
         raise ContractError(f"{heads} heads of values cannot share {call.key_heads} heads of keys evenly")
+    if call.bound and (call.strengths is None or call.steps is None):
+        raise ContractError("decays with a bound are a delta's, and have steps")
     if call.by_head and call.key_heads != heads:
         raise ContractError("heads side by side have a key each")
     expect("x", x, (None, 2 * call.key_heads * keys + heads * width), FLOATS)
@@ -138,13 +140,14 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     strength = time[:, :, 0]
     if call.strengths is not None:
         query, key = unit(query) * keys**-0.5, unit(key)
-        strength = call.strengths.float().sigmoid()[:, :, None]
+        strength = call.strengths.float().sigmoid()[:, :, None] * call.strength_scale
     result = torch.zeros_like(value)
     for page, span, is_fresh in spans(call.rows):
         kept = dict(kept_on_the_way(call.rows, span))
         state = torch.zeros_like(call.pool[page]) if is_fresh else call.pool[page].clone()
         for at in range(span.start, span.stop):
-            state = state * (-rate * time[at]).exp()
+            pace = rate * time[at]
+            state = state * (call.bound * pace.sigmoid() if call.bound else -pace).exp()
             change = value[at] - (state * key[at, :, :, None]).sum(1) if is_delta else value[at]
             state = state + key[at, :, :, None] * (change * strength[at])[:, None, :]
             result[at] = (state * query[at, :, :, None]).sum(1)
@@ -155,11 +158,12 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
 
 
 def times(call: RecurrenceCall, tokens: int) -> torch.Tensor:
-    """What decays multiply, [T, H, 1, 1], or with an axis for the keys or for the values of a head."""
+    """What rates multiply, [T, H, 1, 1], or with an axis for the keys or for the values of a head."""
     if call.steps is None:
         return call.decay_logs.new_ones(tokens, call.decay_logs.shape[0], 1, 1)
     assert call.step_bias is not None
-    found: torch.Tensor = softplus(call.steps.float() + call.step_bias, threshold=88.0)
+    found = call.steps.float() + call.step_bias
+    found = found if call.bound else softplus(found, threshold=88.0)
     found = found.view(tokens, call.decay_logs.shape[0], -1)
     return found[:, :, None] if call.strengths is None else found[:, :, :, None]
 

@@ -109,7 +109,27 @@ KIMI: dict[str, Any] = {
     "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_cache": True, "use_grouped_topk": True,
     "v_head_dim": 128, "vocab_size": 163840,
 }  # fmt: skip
-PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI}
+OLMO: dict[str, Any] = {
+    "architectures": ["OlmoHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 3840, "initializer_range": 0.02, "intermediate_size": 11008,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8, "linear_a_log_max": 16.0, "linear_a_log_min": 0.0,
+    "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "linear_dt_init_floor": 0.0001, "linear_dt_max": 0.1,
+    "linear_dt_min": 0.001, "linear_key_head_dim": 96, "linear_num_key_heads": 30, "linear_num_value_heads": 30,
+    "linear_value_head_dim": 192, "max_position_embeddings": 65536, "model_type": "olmo_hybrid", "num_attention_heads": 30,
+    "num_hidden_layers": 32, "num_key_value_heads": 30, "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 100352,
+}  # fmt: skip
+LING: dict[str, Any] = {
+    "architectures": ["BailingHybridForCausalLM"], "attention_dropout": 0.0, "eos_token_id": 156895, "first_k_dense_replace": 2,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.02, "intermediate_size": 6144,
+    "kda_lower_bound": -5.0, "kda_safe_gate": True, "kv_lora_rank": 512, "layer_group_size": 6, "max_position_embeddings": 262144,
+    "model_type": "bailing_hybrid", "moe_intermediate_size": 768, "n_group": 8, "norm_topk_prob": True, "num_attention_heads": 32,
+    "num_experts": 512, "num_experts_per_tok": 8, "num_hidden_layers": 42, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1, "pad_token_id": 156892, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_theta": 6000000.0, "routed_scaling_factor": 2.5, "short_conv_kernel_size": 4, "tie_word_embeddings": False, "topk_group": 4,
+    "use_cache": True, "v_head_dim": 128, "vocab_size": 157184,
+}  # fmt: skip
+PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING}
 
 
 @pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
@@ -118,7 +138,7 @@ def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi = (parse_config(raw, {}) for raw in PUBLISHED.values())
+    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling = (parse_config(raw, {}) for raw in PUBLISHED.values())
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
@@ -135,6 +155,10 @@ def test_their_sizes() -> None:
     assert kimi.attending_layers == kimi.still_layers == (3, 7, 11, 15, 19, 23, 26) and kimi.latent.width == 576
     assert (kimi.recurrent.step_rank, kimi.recurrent.values, kimi.experts.dense_layers) == (128, 4096, (0,))
     assert kimi.position_count_max == 1048576 and kimi.experts.router.scale == 2.446 and kimi.experts.shared_size == 1024
+    assert olmo.attending_layers == olmo.still_layers == tuple(range(3, 32, 4)) and olmo.recurrent.strength_scale == 2.0
+    assert (olmo.recurrent.keys, olmo.recurrent.values, olmo.recurrent.norm_eps) == (2880, 5760, 1e-5)
+    assert ling.attending_layers == (5, 11, 17, 23, 29, 35, 41) and ling.recurrent.bound == -5.0 and ling.recurrent.values == 4096
+    assert ling.still_layers == () and ling.rope.theta == 6e6 and ling.experts.dense_layers == (0, 1)
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -154,6 +178,8 @@ REFUSED = [
     (MINIMAX, {"attn_type_list": [1] * 80}, "each of the two once at least"),
     (MINIMAX, {"postnorm": False}, "postnorm False is not supported"),
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
+    (LING, {"kda_lower_bound": 0.5}, "kda_lower_bound must be a number below 0 but is 0.5"),
+    (LING, {"q_lora_rank": 512}, "q_lora_rank 512 is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

@@ -92,7 +92,10 @@ class Engine:
             self.tokens[news.id].append(news.token)
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear"])
+SAVED = ("lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear", "ling_3")
+
+
+@pytest.fixture(scope="module", params=SAVED)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("hybrid") / request.param
     save_hybrid(path, request.param)

@@ -42,7 +42,7 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         stride(call.steps), stride(call.strengths), address(call.gates), stride(call.gates), call.decay_logs.data_ptr(),
         address(call.step_bias), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),
         call.key_heads, keys, heads, width, steps_a_head, call.decay_logs.dim() == 3, call.gate == "sigmoid",
-        call.by_head, call.activates,
+        call.by_head, call.activates, call.bound, call.strength_scale,
         *_addresses(call.rows), x.shape[0], result.data_ptr(),
     )  # fmt: skip
     return result

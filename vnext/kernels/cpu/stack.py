@@ -49,6 +49,8 @@ class Recurring(NamedTuple):
     key_dim: int = 0
     value_heads: int = 0
     value_dim: int = 0
+    eps: float = 0.0
+    strength_scale: float = 1.0
 
 
 agree_on_struct("Recurring", Recurring._fields)

@@ -112,7 +112,8 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
     queries, keys and values; it may have a bias. Of Mamba-2, `scales` multiply gates, values, keys, queries and steps, () for
     nothing, and there may be no norm. `step_rank`: of so many numbers steps are made, one for each value (Mamba) or each key (Kimi
-    Linear); 0 where they are products with the input, one for each head. `beside`: of layers that attend, too, what multiplies the
+    Linear); 0 where they are products with the input, one for each head. `bound` and `strength_scale` are a delta's, as in
+    RecurrenceCall. `norm_eps`: of norms over heads, 0 for rms_norm_eps. `beside`: of layers that attend, too, what multiplies the
     input of attention, what it gives, and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP
     alone.
     """
@@ -127,6 +128,9 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     has_norm: bool = True
     scales: tuple[float, ...] = ()
     step_rank: int = 0
+    bound: float = 0.0
+    strength_scale: float = 1.0
+    norm_eps: float = 0.0
     beside: tuple[float, float, float] | None = None
     idle: tuple[int, ...] = ()
 

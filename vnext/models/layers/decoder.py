@@ -65,27 +65,18 @@ def assemble_decoder(
     source: Source,
     config: ModelConfig,
     parts: Callable[[str, int], tuple[Mixing | None, Mlp | None]],
-    names: Names = Names(),
+    names: Names | Callable[[int], Names] = Names(),
     norm: Callable[[Source, str], Norm] = rms_norm,
 ) -> Params:
     """The parameters; `parts(prefix, index)` gives attention, or what is in its place, and MLP of a layer, or one of the two,
-    `prefix` ends with a dot; `norm` one norm by its name."""
+    `prefix` ends with a dot; `norm` one norm by its name. `names` may differ by layer; the first layer's are those of the rest."""
+    names_of = names if callable(names) else lambda _: names
+    names = names_of(config.layer_numbers[0])
 
     def layer(index: int) -> LayerParams:
-        prefix = f"{names.root}{names.layers}.{index}."
-
-        def own(name: str) -> Norm | None:
-            return norm(source, prefix + name) if name else None
-
-        mixing, widening = parts(prefix, index)
-        return LayerParams(
-            attention_norm=own(names.attention_norm),
-            attention=mixing,
-            mlp_norm=own(names.mlp_norm),
-            mlp=widening,
-            after_attention_norm=own(names.after_attention_norm),
-            after_mlp_norm=own(names.after_mlp_norm),
-        )
+        own = names_of(index)
+        prefix = f"{own.root}{own.layers}.{index}."
+        return assemble_layer(source, prefix, own, parts(prefix, index), norm)
 
     layers = tuple(layer(index) for index in config.layer_numbers)
     embedding, head = embeddings(source, config, f"{names.root}{names.embedding}.weight", names.head)
@@ -100,6 +91,29 @@ def assemble_decoder(
         positions=source.fused((f"{names.root}{names.positions}.weight",)) if names.positions else None,
         embedding_scale=config.form.embedding_scale,
         stack=fused.describe(layers, config),
+    )
+
+
+def assemble_layer(
+    source: Source,
+    prefix: str,
+    names: Names,
+    parts: tuple[Mixing | None, Mlp | None],
+    norm: Callable[[Source, str], Norm],
+) -> LayerParams:
+    """A layer of these parts, with the norms at `prefix`, which ends with a dot."""
+
+    def own(name: str) -> Norm | None:
+        return norm(source, prefix + name) if name else None
+
+    mixing, widening = parts
+    return LayerParams(
+        attention_norm=own(names.attention_norm),
+        attention=mixing,
+        mlp_norm=own(names.mlp_norm),
+        mlp=widening,
+        after_attention_norm=own(names.after_attention_norm),
+        after_mlp_norm=own(names.after_mlp_norm),
     )
 
 

@@ -26,7 +26,7 @@ from vnext.models.layers.decoder_params import Alone, LayerParams, SideBySide
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, ReadingAttention, SparseMlp, Step
-from vnext.models.layers.recurrent import DeltaNet, Mamba, Recurring, ShortConvolution
+from vnext.models.layers.recurrent import DeltaNet, KeyDelta, Lightning, Mamba, Recurring, Selective, ShortConvolution
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,9 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if config.streams is not None or config.encoder is not None:
         return None
-    own = config.recurrent
-    if own is not None and (own.width not in WIDTHS or own.beside is not None or own.step_rank):
+    if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
+        return None
+    if any(isinstance(layer.attention, (Selective, Lightning, KeyDelta)) for layer in layers):
         return None
     if config.experts is not None and config.experts.router.marks == "mixer":
         return None
@@ -176,7 +177,8 @@ def _has_heads(attention: LatentAttention) -> bool:
     norms = [norm for norm in (attention.query_norm, attention.norm) if norm is not None]
     kinds = [KINDS[norm.dtype] is KINDS[attention.inner.weight.linear.dtype] for norm in norms]
     packs = [isinstance(each, PackedExperts) for each in (attention.keys, attention.values)]
-    return all((*kinds, *packs, *map(is_dense, norms))) and (attention.query is None or attention.query.bias is None)
+    plain = attention.gates is None and (attention.query is None or attention.query.bias is None)
+    return plain and all((*kinds, *packs, *map(is_dense, norms)))
 
 
 def _are_common(mlp: SparseMlp, activation: str) -> bool:
@@ -322,6 +324,8 @@ def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
         key_dim=sizes.key_dim,
         value_heads=heads,
         value_dim=sizes.value_dim,
+        eps=sizes.norm_eps or config.rms_norm_eps,
+        strength_scale=sizes.strength_scale,
     )
 
 

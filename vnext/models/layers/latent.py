@@ -26,7 +26,7 @@ EPS = 1e-6
 class LatentAttention(NamedTuple):
     """`inner`, what queries are made of, then a token's row [.., rank + turning], is whole but for queries made of the input, by
     heads; `query` is column-parallel, None where there is none. Norms [query_rank] and [rank]. `keys` packed [heads, rank, plain],
-    `values` packed [heads, value, rank]. `output` is row-parallel."""
+    `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None."""
 
     inner: Linear
     query: Linear | None
@@ -35,11 +35,14 @@ class LatentAttention(NamedTuple):
     keys: Any
     values: Any
     output: Linear
+    gates: Linear | None = None
 
 
-def assemble_attention(source: Source, config: ModelConfig, prefix: str) -> LatentAttention:
+def assemble_attention(
+    source: Source, config: ModelConfig, prefix: str, name: str = "self_attn.", output: str = "o_proj"
+) -> LatentAttention:
     """That of the layer at `prefix`, by DeepSeek's names."""
-    latent, here, bias = config.latent, prefix + "self_attn.", config.attention_bias
+    latent, here, bias = config.latent, prefix + name, config.attention_bias
     assert latent is not None
     whole, parts = here + "kv_b_proj.weight", (here + "k_b_proj.weight", here + "v_b_proj.weight")
     is_whole = whole in source or parts[0] not in source
@@ -51,13 +54,14 @@ def assemble_attention(source: Source, config: ModelConfig, prefix: str) -> Late
         norm=source.fused((here + "kv_a_layernorm.weight",)),
         keys=keys,
         values=values,
-        output=linear(source, here, "o_proj", bias=bias),
+        output=linear(source, here, output, bias=bias),
     )
 
 
 def latent_attention(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's rows, then reads the contexts."""
-    return attended(layer, cache, written(layer, cache, x, step), step)
+    gates = layer.gates and step.operations.linear(x, layer.gates.weight, None)
+    return attended(layer, cache, written(layer, cache, x, step), step, gates)
 
 
 def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -73,12 +77,17 @@ def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: St
     return found
 
 
-def attended(layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step) -> torch.Tensor:
-    """What queries [T, heads, rank + turning] see in their contexts -> [T, hidden]."""
+def attended(
+    layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step, gates: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What queries [T, heads, rank + turning] see in their contexts -> [T, hidden]. `gates` [T, heads] or None."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
     seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window))
-    return row(chosen.head_products(seen[:, :, : latent.rank], layer.values).flatten(1), layer.output, step)
+    found = chosen.head_products(seen[:, :, : latent.rank], layer.values)
+    if gates is not None:
+        found = chosen.gate_by(found.flatten(0, 1), gates.reshape(-1, 1)).view_as(found)
+    return row(found.flatten(1), layer.output, step)
 
 
 def placed(query: torch.Tensor, kept: torch.Tensor, layer: LatentAttention, step: Step) -> torch.Tensor:

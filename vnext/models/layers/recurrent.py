@@ -14,7 +14,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, as_tensor, dense
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, Recurrent
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, linear
 from vnext.models.layers.batch import ForwardBatch
@@ -101,14 +101,14 @@ class Lightning(NamedTuple):
 class KeyDelta(NamedTuple):
     """Kimi Delta Attention. `inner` is column-parallel: queries, keys, values; weight [channels, W] of the convolution. `beside`
     makes what steps and what gates are made of, whole on each rank, and this rank's strengths; with `steps` and `gates`, which are
-    column-parallel, it is never quantised. decay_logs float32 [H] of all ranks, step_bias float32 [H * K], norm float32 [V].
-    `output` is row-parallel."""
+    column-parallel, it is never quantised. Where the two are None it makes steps and strengths, and `inner` gates too. decay_logs
+    float32 [H] of all ranks, step_bias float32 [H * K], norm float32 [V]. `output` is row-parallel."""
 
     inner: Linear
     weight: Array
     beside: Linear
-    steps: Linear
-    gates: Linear
+    steps: Linear | None
+    gates: Linear | None
     decay_logs: Array
     step_bias: Array
     norm: Array
@@ -213,52 +213,9 @@ def assemble_mamba(source: Source, config: ModelConfig, prefix: str) -> Mamba:
     )
 
 
-def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Selective:
-    """The Mamba at `prefix`, which ends with a dot."""
-    assert config.recurrent is not None
-    sizes, bias = config.recurrent, config.recurrent.has_bias
-    logs = source.wide(prefix + "A_log").reshape(-1, sizes.value_dim, sizes.key_dim)
-    return Selective(
-        inner=linear(source, prefix, "in_proj"),
-        weight=source.fused((prefix + "conv1d.weight",)),
-        bias=source.fused((prefix + "conv1d.bias",)) if bias else None,
-        beside=Linear(source.packed((prefix + "x_proj.weight",), exact=True), None),
-        norms=tuple(source.fused((f"{prefix}{part}_layernorm.weight",)) for part in ("dt", "b", "c")),
-        steps=Linear(source.packed((prefix + "dt_proj.weight",), exact=True), None),
-        decay_logs=dense(logs.swapaxes(1, 2)),
-        step_bias=source.wide(prefix + "dt_proj.bias"),
-        skips=source.wide(prefix + "D"),
-        output=linear(source, prefix, "out_proj"),
-    )
-
-
-def assemble_lightning(source: Source, prefix: str, slopes: np.ndarray) -> Lightning:
-    """The lightning attention at `prefix`, which ends with a dot. `slopes` float32 [H] are what decays fall by."""
-    return Lightning(
-        inner=linear(source, prefix, "qkv_proj", "output_gate"),
-        decay_logs=source.place(np.log(slopes)),
-        norm=source.fused((prefix + "norm.weight",)),
-        output=linear(source, prefix, "out_proj"),
-    )
-
-
-def assemble_key_delta(source: Source, prefix: str) -> KeyDelta:
-    """The Kimi Delta Attention at `prefix`, which ends with a dot."""
-
-    def exact(*parts: str) -> Linear:
-        return Linear(source.packed(tuple(f"{prefix}{part}_proj.weight" for part in parts), exact=True), None)
-
-    return KeyDelta(
-        inner=linear(source, prefix, "q_proj", "k_proj", "v_proj"),
-        weight=source.fused(tuple(f"{prefix}{part}_conv1d.weight" for part in "qkv")),
-        beside=exact("f_a", "g_a", "b"),
-        steps=exact("f_b"),
-        gates=exact("g_b"),
-        decay_logs=source.wide(prefix + "A_log").reshape(-1),
-        step_bias=source.wide(prefix + "dt_bias"),
-        norm=source.wide(prefix + "o_norm.weight"),
-        output=linear(source, prefix, "o_proj"),
-    )
+def logs_of_heads(logs: Array, sizes: Recurrent) -> Array:
+    """decay_logs [channels, K] as a state has its numbers, [H, K, V], dense."""
+    return dense(logs.reshape(-1, sizes.value_dim, sizes.key_dim).swapaxes(1, 2))
 
 
 def recurrent(layer: Recurring, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -344,21 +301,25 @@ def key_delta(layer: KeyDelta, pools: tuple[Array, ...], x: torch.Tensor, step: 
     chosen, (convolved, states), sizes = step.operations, pools, step.config.recurrent
     assert step.rows is not None and sizes is not None
     inner, beside = (chosen.linear(x, each.weight, None) for each in (layer.inner, layer.beside))
-    steps, gates, strengths = beside.split((sizes.step_rank, sizes.step_rank, beside.shape[1] - 2 * sizes.step_rank), 1)
-    mixed = chosen.short_convolution(inner, ConvolutionCall(layer.weight, None, convolved, step.rows, "silu"))
+    channels, heads = len(layer.weight), sizes.value_heads // step.parallel.world_size
+    given, strengths, gates = beside[:, :-heads], beside[:, -heads:], inner[:, channels:]
+    if layer.steps is not None and layer.gates is not None:
+        given, gates = (chosen.linear(part, own.weight, None) for part, own in zip(given.chunk(2, 1), (layer.steps, layer.gates)))
+    mixed = chosen.short_convolution(inner[:, :channels], ConvolutionCall(layer.weight, None, convolved, step.rows, "silu"))
     call = RecurrenceCall(
-        steps=chosen.linear(steps, layer.steps.weight, None),
+        steps=given,
         strengths=strengths,
-        gates=chosen.linear(gates, layer.gates.weight, None),
+        gates=gates,
         decay_logs=own_logs(layer, step),
         step_bias=layer.step_bias,
         norm=layer.norm,
         skips=None,
         eps=step.config.rms_norm_eps,
-        key_heads=strengths.shape[1],
+        key_heads=heads,
         pool=states,
         rows=step.rows,
         gate="sigmoid",
+        bound=sizes.bound,
     )
     return row(chosen.recur(mixed, call), layer.output, step)
 
@@ -418,10 +379,11 @@ def delta_net(layer: DeltaNet, pools: tuple[Array, ...], x: torch.Tensor, step: 
         step_bias=layer.step_bias,
         norm=layer.norm,
         skips=None,
-        eps=step.config.rms_norm_eps,
+        eps=step.config.recurrent.norm_eps or step.config.rms_norm_eps,
         key_heads=step.config.recurrent.key_heads // step.parallel.world_size,
         pool=states,
         rows=step.rows,
+        strength_scale=step.config.recurrent.strength_scale,
     )
     return row(chosen.recur(mixed, call), layer.output, step)
 

@@ -49,7 +49,8 @@ HARMLESS = frozenset(
     summary_use_proj task_specific_params text_config tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
-    block_size shared_moe_mode
+    block_size linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mtp_loss_scaling_factor
+    shared_moe_mode
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
     chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual
     time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels

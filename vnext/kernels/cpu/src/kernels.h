@@ -184,7 +184,7 @@ struct ConvolutionCall {
    keys and queries of length 1, whose heads have one step or one for each key. decay_logs, step_bias, skips [value_heads], step_bias
    as many as steps, norm [value_dim]. `by_number`: decay_logs [value_heads, key_dim, value_dim], and steps and skips for each value.
    steps, strengths, gates, norm and skips may be null. Gates are those of silu, or of a sigmoid. `by_head`: queries, keys and values
-   of a head stand side by side. `activates`: silu is taken of all three. */
+   of a head stand side by side. `activates`: silu is taken of all three. With a `bound` below 0 decays are e^(bound * sigmoid(e^a_log * (step + bias))). */
 struct RecurrenceCall {
     const void *x, *steps, *strengths, *gates;
     const float *decay_logs, *step_bias, *norm, *skips;
@@ -193,7 +193,7 @@ struct RecurrenceCall {
     int64_t x_stride, queries_at, keys_at, values_at, step_stride, strength_stride, gate_stride, page_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, steps_a_head;
     bool by_number, is_sigmoid, by_head, activates;
-    float eps;
+    float bound, strength_scale, eps;
     StateRows rows;
 };
 

@@ -183,11 +183,11 @@ void do_recur(int kind, const void *x, int64_t x_stride, int64_t queries_at, int
               const float *decay_logs,
               const float *step_bias, const float *norm, const float *skips, float eps, float *pool, int64_t page_stride,
               int64_t key_heads, int64_t key_dim, int64_t value_heads, int64_t value_dim, int64_t steps_a_head, bool by_number,
-              bool is_sigmoid, bool by_head, bool activates, const int32_t *starts, const int32_t *pages, const void *fresh, const int32_t *trail, int64_t rows, int64_t tokens, void *result) {
+              bool is_sigmoid, bool by_head, bool activates, float bound, float strength_scale, const int32_t *starts, const int32_t *pages, const void *fresh, const int32_t *trail, int64_t rows, int64_t tokens, void *result) {
     const WithoutLock apart(tokens * value_heads * key_dim * value_dim > LONG_WORK);
     recur(kind, {x, steps, strengths, gates, decay_logs, step_bias, norm, skips, pool, result, x_stride, queries_at, keys_at,
                  values_at, step_stride, strength_stride, gate_stride, page_stride, key_heads, key_dim, value_heads, value_dim,
-                 steps_a_head, by_number, is_sigmoid, by_head, activates, eps,
+                 steps_a_head, by_number, is_sigmoid, by_head, activates, bound, strength_scale, eps,
                  {starts, pages, static_cast<const uint8_t *>(fresh), trail, rows}});
 }
 
@@ -353,7 +353,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("recur", do_recur,
              "recur(kind, x, x_stride, queries_at, keys_at, values_at, steps, strengths, step_stride, strength_stride, gates, "
              "gate_stride, decay_logs, step_bias, norm, skips, eps, pool, page_stride, key_heads, key_dim, value_heads, value_dim, "
-             "steps_a_head, by_number, is_sigmoid, by_head, activates, starts, pages, fresh, trail, rows, tokens, result)"),
+             "steps_a_head, by_number, is_sigmoid, by_head, activates, bound, strength_scale, starts, pages, fresh, trail, rows, tokens, result)"),
     VNX_ENTRY("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
     VNX_ENTRY("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),

@@ -1,4 +1,4 @@
-"""Falcon H1: every layer attends beside Mamba-2; multipliers.
+"""Falcon H1: attention beside Mamba-2; multipliers.
 
 A factor of keys is one of scores; a factor of gates is taken on an MLP's input, and off again behind it.
 """

@@ -14,10 +14,10 @@ from vnext.models.config.json_keys import Json, flag, positive, refuse
 from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers import sharding
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp, SparseMlp
-from vnext.models.layers.recurrent import assemble_selective
+from vnext.models.layers.layers import GatedMlp, Linear, SparseMlp
+from vnext.models.layers.recurrent import Selective, logs_of_heads
 from vnext.models.layers.sharding import EXPERT_AXES, Axis, Layout, LayoutTable, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -99,6 +99,24 @@ def every(raw: Json, kind: str) -> tuple[int, ...]:
     period, offset = positive(raw, f"{kind}_layer_period"), raw[f"{kind}_layer_offset"]
     first = positive(raw, f"{kind}_layer_offset") if offset else 0
     return tuple(layer for layer in range(positive(raw, "num_hidden_layers")) if layer % period == first)
+
+
+def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Selective:
+    """The Mamba at `prefix`, which ends with a dot."""
+    assert config.recurrent is not None
+    bias = config.recurrent.has_bias
+    return Selective(
+        inner=linear(source, prefix, "in_proj"),
+        weight=source.fused((prefix + "conv1d.weight",)),
+        bias=source.fused((prefix + "conv1d.bias",)) if bias else None,
+        beside=Linear(source.packed((prefix + "x_proj.weight",), exact=True), None),
+        norms=tuple(source.fused((f"{prefix}{part}_layernorm.weight",)) for part in ("dt", "b", "c")),
+        steps=Linear(source.packed((prefix + "dt_proj.weight",), exact=True), None),
+        decay_logs=logs_of_heads(source.wide(prefix + "A_log"), config.recurrent),
+        step_bias=source.wide(prefix + "dt_proj.bias"),
+        skips=source.wide(prefix + "D"),
+        output=linear(source, prefix, "out_proj"),
+    )
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -12,11 +12,11 @@ from vnext.models.config.json_keys import Json, positive, refuse
 from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.mamba_config import linear_layers
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
 from vnext.models.layers.latent import assemble_attention
-from vnext.models.layers.layers import GatedMlp, SparseMlp
-from vnext.models.layers.recurrent import assemble_key_delta
+from vnext.models.layers.layers import GatedMlp, Linear, SparseMlp
+from vnext.models.layers.recurrent import KeyDelta
 from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, latent_axes, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -55,27 +55,36 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of 
     """The layouts. Both kinds of layers call their products alike."""
     own = config.recurrent
     assert own is not None
-    rank, heads = Sized(own.step_rank), Sized(own.value_heads)
-    names = (f"model.layers.{layer}.self_attn." for layer in own.layers)
-    alike = {here + "q_proj.weight": matrix(KEYS, Axis.HIDDEN) for here in names}
     return {
         **latent_axes(config),
-        **alike,
-        **{name.replace("q_proj", "o_proj"): matrix(Axis.HIDDEN, VALUES) for name in alike},
-        "k_proj": matrix(KEYS, Axis.HIDDEN),
-        "v_proj": matrix(VALUES, Axis.HIDDEN),
+        **key_delta_axes(config, "self_attn.", "o_proj"),
+        "A_log": Layout((Axis.ONE,), Sized(own.value_heads), kernel=(own.value_heads, 1)),
+        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+    }
+
+
+def key_delta_axes(config: ModelConfig, name: str, output: str) -> LayoutTable:
+    """The layouts of Kimi Delta Attention, which stands where other layers have attention of this `name`."""
+    own = config.recurrent
+    assert own is not None
+    rank, keys, values = Sized(own.step_rank), matrix(KEYS, Axis.HIDDEN), matrix(VALUES, Axis.HIDDEN)
+    alike = {"q_proj": keys, "g_proj": values, output: matrix(Axis.HIDDEN, VALUES)}
+    return {
+        **{f"model.layers.{at}.{name}{part}.weight": layout for at in own.layers for part, layout in alike.items()},
+        "k_proj": keys,
+        "v_proj": values,
         **dict.fromkeys(("q_conv1d", "k_conv1d"), Layout((KEYS,), Axis.STATE_WIDTH, depthwise=True)),
         "v_conv1d": Layout((VALUES,), Axis.STATE_WIDTH, depthwise=True),
+        "f_proj": keys,
         **dict.fromkeys(("f_a_proj", "g_a_proj"), Layout((rank,), Axis.HIDDEN)),
         "f_b_proj": Layout((KEYS,), rank),
         "g_b_proj": Layout((VALUES,), rank),
         "b_proj": matrix(Axis.STATE_HEADS, Axis.HIDDEN),
-        "A_log": Layout((Axis.ONE,), heads, kernel=(own.value_heads, 1)),
+        "A_log": Layout((Sized(own.value_heads),)),
         "dt_bias": Layout((KEYS,)),
         "o_norm": Layout((Axis.STATE_HEAD_DIM,)),
-        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
-        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
     }
 
 
@@ -111,6 +120,26 @@ def usual_kinds(raw: Json, linear: Json) -> list[str]:
     count, named = positive(raw, "num_hidden_layers"), linear.get("full_attn_layers")
     full = [layer for layer in range(count) if (layer + 1 in named if isinstance(named, list) else layer and layer % 4 == 0)]
     return ["full_attention" if layer in full else "linear_attention" for layer in range(count)]
+
+
+def assemble_key_delta(source: Source, prefix: str, output: str = "o_proj") -> KeyDelta:
+    """The Kimi Delta Attention at `prefix`, which ends with a dot; steps and gates are products of products, or products."""
+
+    def exact(*parts: str) -> Linear:
+        return Linear(source.packed(tuple(f"{prefix}{part}_proj.weight" for part in parts), exact=True), None)
+
+    is_narrow = prefix + "f_proj.weight" not in source
+    return KeyDelta(
+        inner=linear(source, prefix, "q_proj", "k_proj", "v_proj", *(() if is_narrow else ("g_proj",))),
+        weight=source.fused(tuple(f"{prefix}{part}_conv1d.weight" for part in "qkv")),
+        beside=exact(*(("f_a", "g_a", "b") if is_narrow else ("f", "b"))),
+        steps=exact("f_b") if is_narrow else None,
+        gates=exact("g_b") if is_narrow else None,
+        decay_logs=source.wide(prefix + "A_log").reshape(-1),
+        step_bias=source.wide(prefix + "dt_bias"),
+        norm=source.wide(prefix + "o_norm.weight"),
+        output=linear(source, prefix, output),
+    )
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

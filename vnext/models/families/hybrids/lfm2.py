@@ -1,4 +1,4 @@
-"""LFM2, also with experts: most layers are gated convolutions."""
+"""LFM2, also with experts: gated convolutions."""
 
 from __future__ import annotations
 

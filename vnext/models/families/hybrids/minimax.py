@@ -15,9 +15,9 @@ from vnext.models.config.json_keys import Json, number, positive, refuse
 from vnext.models.config.mamba_config import linear_layers
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, attention, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, attention, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
-from vnext.models.layers.recurrent import assemble_lightning
+from vnext.models.layers.recurrent import Lightning
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -93,6 +93,16 @@ def slopes(config: ModelConfig, index: int) -> np.ndarray:
     powers = (2.0 ** (-8.0 / config.head_count)) ** np.arange(1, config.head_count + 1)
     found: np.ndarray = powers * (1 - index / (config.layer_count - 1 + 1e-5) + 1e-5)
     return found.astype(np.float32)
+
+
+def assemble_lightning(source: Source, prefix: str, slopes: np.ndarray) -> Lightning:
+    """The lightning attention at `prefix`, which ends with a dot. `slopes` float32 [H] are what decays fall by."""
+    return Lightning(
+        inner=linear(source, prefix, "qkv_proj", "output_gate"),
+        decay_logs=source.place(np.log(slopes)),
+        norm=source.fused((prefix + "norm.weight",)),
+        output=linear(source, prefix, "out_proj"),
+    )
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -1,4 +1,4 @@
-"""Nemotron H and 3: a layer is Mamba-2, attention without positions, an MLP or experts.
+"""Nemotron H and 3: layers are Mamba-2, attention, MLPs or experts.
 
 Steps have no lower bound, as in their authors' own code; transformers has one of 0.001 for whole prompts alone.
 """

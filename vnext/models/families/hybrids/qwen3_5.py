@@ -1,4 +1,4 @@
-"""Qwen 3.5, also with experts, Qwen 3 Next: gated delta nets, and gated attention in one layer of four.
+"""Qwen 3.5, Qwen 3 Next, also with experts: gated delta nets, gated attention.
 
 Norms multiply by 1 + weight, but for those of delta nets.
 """

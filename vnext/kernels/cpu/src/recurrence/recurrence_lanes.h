@@ -205,7 +205,7 @@ ALWAYS_INLINE Lanes softplus(Lanes x) {
 
 ALWAYS_INLINE Lanes sigmoid(Lanes x) { return all(1.0f) / (all(1.0f) + exp_lanes(all(0.0f) - x)); }
 
-/* softplus(step + bias) of each key or value of a head, one token after the other. */
+/* softplus(step + bias), or that sum where decays have a bound, of each key or value of a head, one token after the other. */
 template <typename T>
 inline void find_times(const RecurrenceCall &call, int64_t token, int64_t count, int64_t head, float *times) {
     const int64_t size = call.steps_a_head;
@@ -213,7 +213,8 @@ inline void find_times(const RecurrenceCall &call, int64_t token, int64_t count,
         for (int64_t i = 0; i < size; i += 16) {
             const int64_t at = head * size + i, left = size - i;
             const T *steps = static_cast<const T *>(call.steps) + (token + t) * call.step_stride + at;
-            store_part(times + t * size + i, softplus(load_part(steps, left) + load_part(call.step_bias + at, left)), left);
+            const Lanes sum = load_part(steps, left) + load_part(call.step_bias + at, left);
+            store_part(times + t * size + i, call.bound != 0 ? sum : softplus(sum), left);
         }
 }
 
@@ -230,17 +231,21 @@ inline void find_factors(const RecurrenceCall &call, int64_t token, int64_t coun
             given[t] = to_float(static_cast<const T *>(call.strengths)[(token + t) * call.strength_stride + head]);
     }
     const Lanes zero = all(0.0f), rate = exp_lanes(all(call.decay_logs[head]));
+    const auto decayed = [&](Lanes time) {
+        return exp_lanes(call.bound != 0 ? all(call.bound) * sigmoid(rate * time) : zero - rate * time);
+    };
     Lanes time = all(1.0f);
     if (call.steps_a_head > 1) {
         const int64_t size = count * call.steps_a_head;
         find_times<T>(call, token, count, head, decays);
         for (int64_t i = 0; i < size; i += 16)
-            store_part(decays + i, exp_lanes(zero - rate * load_part(decays + i, size - i)), size - i);
+            store_part(decays + i, decayed(load_part(decays + i, size - i)), size - i);
     } else {
-        if (call.steps != nullptr) time = softplus(load(steps) + all(call.step_bias[head]));
-        store(decays, exp_lanes(zero - rate * time));
+        if (call.steps != nullptr) time = load(steps) + all(call.step_bias[head]);
+        if (call.steps != nullptr && call.bound == 0) time = softplus(time);
+        store(decays, decayed(time));
     }
-    store(strengths, call.strengths == nullptr ? time : sigmoid(load(given)));
+    store(strengths, call.strengths == nullptr ? time : all(call.strength_scale) * sigmoid(load(given)));
 }
 
 /* What a token gives: a delta's normed, then gated; else with the value times `skips`, gated where there are gates. */

@@ -19,7 +19,7 @@ void norm_groups(const RecurringCall &call) {
         for (int64_t group = 0; group < groups; ++group) {
             void *x = const_cast<char *>(past(call.result, (token * groups + group) * width, call.kind));
             kernels().norm(call.kind == FLOAT32 ? FLOAT32 : BFLOAT16_WIDE_NORM,
-                           {x, nullptr, call.layer.norm + group * width, x, nullptr, width, width, 0, call.eps, 0}, 0, 1);
+                           {x, nullptr, call.layer.norm + group * width, x, nullptr, width, width, 0, float(call.layer.eps), 0}, 0, 1);
         }
     });
 }
@@ -59,7 +59,8 @@ void run_recurring(const RecurringCall &call) {
     heads_call.key_dim = layer.key_dim;
     heads_call.value_heads = heads;
     heads_call.value_dim = layer.value_dim;
-    heads_call.eps = call.eps;
+    heads_call.eps = float(layer.eps);
+    heads_call.strength_scale = float(layer.strength_scale);
     heads_call.rows = call.rows;
     recur(kind, heads_call);
     if (!is_delta) norm_groups(call);

@@ -10,7 +10,8 @@ namespace vnx {
 #define VNX_RECURRING(X)                                                                                              \
     X(const Packed *, beside) X(const void *, weight) X(const void *, bias) X(int64_t, channels) X(int64_t, width)      \
     X(const float *, decay_logs) X(const float *, step_bias) X(const float *, norm) X(const float *, skips)           \
-    X(int64_t, key_heads) X(int64_t, key_dim) X(int64_t, value_heads) X(int64_t, value_dim)
+    X(int64_t, key_heads) X(int64_t, key_dim) X(int64_t, value_heads) X(int64_t, value_dim)                           \
+    X(double, eps) X(double, strength_scale)
 struct Recurring {
     VNX_RECURRING(VNX_FIELD)
     int64_t values() const { return value_heads == 0 ? channels : value_heads * value_dim; }
@@ -28,7 +29,6 @@ struct RecurringCall {
     void *convolved, *result;
     void *inputs_pool, *states_pool;
     const StateRows &rows;
-    float eps;
 };
 void run_recurring(const RecurringCall &call);
 

@@ -251,7 +251,7 @@ struct Layer {
         if (own.beside != nullptr)
             linear(space.seen_or_normed, call.hidden, call.tokens, own.beside, nullptr, space.beside, own.beside->out, call.kind);
         run_recurring({call.kind, own, call.tokens, space.joined_or_wide, weights.qkv->out, space.beside, space.query_or_mixed,
-                       space.seen_or_normed, cache.keys, cache.values, call.states, call.eps});
+                       space.seen_or_normed, cache.keys, cache.values, call.states});
     }
 
     /* Leaves what these queries see in the place of the normed input. */
