@@ -122,7 +122,8 @@ class Vocabulary:
         scores: Sequence[float] = self._get("scores", ())
         if len(scores) != len(self.tokens):
             raise ModelError("the file's vocabulary has no score for each token, which its merges follow from; download it again")
-        tokens, types, numbers = self.tokens, self.types, self._numbers()
+        tokens, types = self.tokens, self.types
+        numbers = dict(zip(tokens, range(len(tokens))))
         found: list[tuple[str, str]] = []
         for number in sorted(range(len(tokens)), key=scores.__getitem__, reverse=True):
             piece = tokens[number]
@@ -130,9 +131,10 @@ class Vocabulary:
                 continue
             if len(piece) > CHARACTERS_MAX:
                 raise ModelError(f"the file's vocabulary has a token of {len(piece)} characters; download it again")
-            halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-            pairs = sorted((numbers[one], numbers[two]) for one, two in halves if one in numbers and two in numbers)
-            found += [(tokens[first], tokens[second]) for first, second in pairs]
+            pairs = [
+                (one, two) for cut in range(1, len(piece)) if (one := piece[:cut]) in numbers and (two := piece[cut:]) in numbers
+            ]
+            found += pairs if len(pairs) < 2 else sorted(pairs, key=lambda pair: numbers[pair[0]])
         return found
 
     def _beginning(self, usual: bool) -> dict[str, object] | None:
@@ -171,8 +173,9 @@ def needed_merges(merges: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Those of `merges` that are the last step of some text, where the first of them comes first. Until a piece is whole no merge
     crosses its ends, so its own merges happen in every text as they do in a text that is the piece alone: one pair makes it, or
     none."""
-    places = {pair: place for place, pair in enumerate(merges)}
-    none, counts = len(merges), Counter(map("".join, merges))
+    places = dict(zip(merges, range(len(merges))))
+    none, pieces = len(merges), [one + two for one, two in merges]
+    counts = Counter(pieces)
 
     @cache
     def last(piece: str) -> tuple[str, ...]:
@@ -187,8 +190,5 @@ def needed_merges(merges: list[tuple[str, str]]) -> list[tuple[str, str]]:
                     left[beside] = places.get((parts[beside], parts[beside + 1]), none)
         return (*parts,)
 
-    def is_needed(pair: tuple[str, str]) -> bool:
-        piece = "".join(pair)
-        return counts[piece] == 1 or len(piece) > SHORT_CHARACTERS or last(piece) == pair
-
-    return [pair for pair in merges if is_needed(pair)]
+    found = zip(merges, pieces)
+    return [pair for pair, piece in found if counts[piece] == 1 or len(piece) > SHORT_CHARACTERS or last(piece) == pair]
