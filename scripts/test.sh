@@ -28,6 +28,7 @@ if [ "$processes" -gt 1 ]; then
     { timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped"; } & # fetched once: 93 MB
     { timeout 180 "$VENV/bin/python" -m perf.whisper --fetch || echo "tests with Whisper's weights will be skipped"; } & # once: 150 MB
     env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers" & # writes bytecode once
+    "$VENV/bin/python" -m mypy >/dev/null & # fills its cache while a core is idle: a test that fills it may outlast the bound of a hang
 fi
 [ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
