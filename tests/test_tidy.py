@@ -198,7 +198,6 @@ PARAMETERS = {
     "ModelRunner.__init__": 12, "load_params": 11, "run": 12,
     "Loader.__init__": 10, "adjust_rows": 11,
     "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "PlainExchange.take": 9,
-    "add_tiled": 9, "experts_by": 9,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
 ANYS_MAX = 966

@@ -66,7 +66,7 @@ def thin_products() -> None:
     for inputs, widths, ranks in ((7, (5,), [[1]]), (530, (33, 17), [[3, 0], [17, 20]])):
         for dtype in (torch.float32, torch.bfloat16):
             given, tiles = adapters(inputs, widths, ranks, dtype), tiles_of([(len(ranks) - 1, range(10)), (0, [10])], unused=1)
-            thin.add_tiled(draw(11, given.columns, dtype=dtype), draw(11, inputs, dtype=dtype), given.memory, *tiles, *given.lines)
+            thin.add_tiled(draw(11, given.columns, dtype=dtype), draw(11, inputs, dtype=dtype), given.memory, *tiles, given.lines)
 
 
 def exchange(backend: RankBackend) -> None:

@@ -26,7 +26,7 @@ GROUPS = [(0, [0, 2, 3, 5, 7, 9, 10, 11, 12]), (1, [1]), (2, [4, 8])]
 
 def added(given: Adapters, product: torch.Tensor, x: torch.Tensor, tiles: ThinTiles) -> torch.Tensor:
     changed = product.clone()
-    thin.add_tiled(changed, x, given.memory, *tiles, *given.lines)
+    thin.add_tiled(changed, x, given.memory, *tiles, given.lines)
     return changed
 
 
@@ -75,7 +75,7 @@ def test_bits_do_not_depend_on_alignment(shim: HostBackend, dtype: torch.dtype) 
     expected, apart, far = added(given, product, x, tiles), draw(9, 120, dtype=dtype, seed=2), draw(9, 111, dtype=dtype, seed=3)
     apart[:, 3:107], far[:, 5:105] = product, x
     beside = apart.clone()
-    thin.add_tiled(apart[:, 3:107], far[:, 5:105], given.memory, *tiles, *given.lines)
+    thin.add_tiled(apart[:, 3:107], far[:, 5:105], given.memory, *tiles, given.lines)
     assert torch.equal(apart[:, 3:107], expected)
     assert torch.equal(apart[:, :3], beside[:, :3]) and torch.equal(apart[:, 107:], beside[:, 107:])
 

@@ -122,11 +122,6 @@ def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Ch
     return completed(join(sums(x, weight)), x.dtype, bias)
 
 
-def without_bias(multiply: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A product as `experts_by` calls it."""
-    return lambda x, weight, _: multiply(x, weight)
-
-
 def completed(total: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
     """A sum, rounded, plus the bias if any. May change its argument."""
     product = total.to(dtype)
@@ -219,13 +214,19 @@ def experts(
     join: Change | None = None,
 ) -> torch.Tensor:
     """See `experts_by`, with the products of this file."""
-    multiply = linear if join is None else without_bias(sums)
-    return experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
+    return experts_by(ExpertProducts(linear, sums, gated_linear), x, shares, ids, gate_up, down, activation, join)
+
+
+class ExpertProducts(NamedTuple):
+    """The products that experts make: `gated_linear`, and behind it `linear`, or `sums` where they are a part of a rank's."""
+
+    linear: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor]
+    sums: Callable[[torch.Tensor, Any], torch.Tensor]
+    gated_linear: Callable[[torch.Tensor, Any, torch.Tensor | None, str], torch.Tensor]
 
 
 def experts_by(
-    multiply: Callable[..., torch.Tensor],
-    multiply_gated: Callable[..., torch.Tensor],
+    by: ExpertProducts,
     x: torch.Tensor,
     shares: torch.Tensor,
     ids: torch.Tensor,
@@ -239,7 +240,7 @@ def experts_by(
     shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], or [E, I, H] of up alone for activations in GATELESS, down
     [E, H, I], either with biases. Tokens are sorted by expert, and each expert that has tokens makes one product of them all. A
     token's parts are summed in float32 in the order of its ids, so who else went to its experts changes nothing. `join` adds the
-    products [T * k, H] of ranks that have a part of I each, before they are rounded: `multiply` then gives sums. Ids beyond the E
+    products [T * k, H] of ranks that have a part of I each, before they are rounded. Ids beyond the E
     experts are those of other ranks: here they give zeros.
     """
     count, chosen = gate_up.shape[0], ids.reshape(-1)
@@ -253,7 +254,8 @@ def experts_by(
         if size:
             here = slice(start, start + size)
             bias = wide_biases[gate_up.first + expert] if wide_biases else None
-            products[here] = multiply(multiply_gated(sorted_x[here], wide[expert], bias, activation), narrow[expert], None)
+            inner = by.gated_linear(sorted_x[here], wide[expert], bias, activation)
+            products[here] = by.sums(inner, narrow[expert]) if join else by.linear(inner, narrow[expert], None)
             start += size
     if join:  # in the order of tokens, which all ranks have
         products = join(torch.empty_like(products).index_copy_(0, order, products)).to(x.dtype)[order]

@@ -133,8 +133,7 @@ def experts(
     gate, alone = ("", activation) if activation in GATELESS else (activation, "")
     if join is None and _are_packed(gate_up, gate) and _are_packed(down, "") and x.stride(1) == 1:
         return chosen.experts(x.contiguous(), shares.contiguous(), ids.contiguous(), gate_up, down, alone)
-    multiply = linear if join is None else products.without_bias(sums)
-    return products.experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
+    return products.experts_by(products.ExpertProducts(linear, sums, gated_linear), x, shares, ids, gate_up, down, activation, join)
 
 
 def head_products(x: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -130,7 +130,7 @@ _mask_rows = register(
 _add_tiled = register(
     "add_tiled(Tensor(a!) product, Tensor x, Tensor memory, Tensor tokens, Tensor tiles, int first_line, int line_count, "
     "int width_max, int rank_room) -> ()",
-    thin.add_tiled,
+    lambda product, x, memory, tokens, tiles, *lines: thin.add_tiled(product, x, memory, tokens, tiles, ThinLines(*lines)),
     lambda *arguments: None,
 )
 register(
