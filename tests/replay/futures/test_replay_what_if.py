@@ -67,7 +67,7 @@ class Machine:
         self.ends: deque[float] = deque()
         self.timestamps = bytearray(head.pack(MAGIC, 10**18, 5 * 10**9))
         self.frame: list[tuple[AnyEvent, State]] = []
-        self.stops: list[int] = []
+        self.begun = set[int]()
 
     def fold(self, event: AnyEvent) -> None:
         self.frame.append((event, self.state))
@@ -102,7 +102,9 @@ class Machine:
     def begin(self, scheduled: StepInFlight, noise: float) -> None:
         """The step ends when it was computed and its turn is over; rank 0 was busy with the step alone."""
         has_waited, busy_us = not self.ends and self.now_us > self.committed_us, round(noise * true_us(scheduled))
-        turn_us = self.turn_us[int(has_waited), int(scheduled.tokens > len(scheduled.samples))]
+        begins = scheduled.tokens > len(scheduled.samples) and not self.begun.issuperset(scheduled.ids.tolist())
+        self.begun.update(scheduled.ids.tolist() if begins else ())
+        turn_us = self.turn_us[int(has_waited), int(begins)]
         self.timestamps += stamp.pack(STEP_BIT | scheduled.step, busy_us * 1000)
         self.device_us = max(self.now_us, self.device_us) + busy_us + turn_us
         self.ends.append(self.device_us)
@@ -244,7 +246,7 @@ def test_one_step_is_predicted_as_many_are(tmp_path):
     model = fit(taken.features, taken.step_us, taken.began_us)
     for entries, features in zip(taken.entries[:50], taken.features):
         scheduled = StepInFlight(0, entries, np.ones(entries.shape[1], dtype=bool), int(entries[3].sum()))
-        assert model.step_us(scheduled) == pytest.approx(model.predict(features[None])[0])
+        assert model.single()(scheduled) == pytest.approx(model.predict(features[None])[0])
 
 
 def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
@@ -336,8 +338,7 @@ def test_a_turn_costs_what_is_usual_for_its_kind():
     """What lies beside the device is told by kinds: one number for all has first tokens too early."""
     began = np.arange(80) * 10.0 + np.repeat([0.0, 5.0], 40)
     tokens, requests = np.tile([3.0, 9.0], 40), np.full(80, 3.0)
-    features = np.column_stack([tokens, requests, requests, requests])
-    kinds = kinds_of(features, began, np.concatenate([began[1:40], [400.0], began[40:] + 5.0]))
+    kinds = kinds_of(tokens > requests, began, np.concatenate([began[1:40], [400.0], began[40:] + 5.0]))
     assert kinds[0].tolist() == [0] * 40 + [1] * 40 and kinds[1].tolist() == [0, 1] * 40
     usual = np.array([[100.0, 300.0], [500.0, 900.0]])
     assert recording._medians(kinds, usual[kinds]).tolist() == usual.tolist()
@@ -358,12 +359,13 @@ def test_a_log_tells_what_turns_cost_beside_their_steps(tmp_path, monkeypatch):
         for entries in taken.entries
     ]
     assert taken.step_us.tolist() == [round(true_us(scheduled)) for scheduled in in_flight]
-    clock = timed(ground.model, taken, Steady())
-    for scheduled in in_flight[:40]:
-        for waited, mixed in np.ndindex(2, 2):
-            if mixed == (scheduled.tokens > len(scheduled.samples)):
-                took_us = clock(scheduled, 5.0, bool(waited)) - 5.0
-                assert took_us == pytest.approx(ground.model.step_us(scheduled) + due_us[waited, mixed], abs=1)
+    step_us, clocks = ground.model.single(), [timed(ground.model, taken, Steady()) for _ in range(2)]
+    for scheduled, begins in zip(in_flight, taken.begins.tolist()):
+        for waited, clock in enumerate(clocks):
+            took_us = clock(scheduled, 5.0, bool(waited)) - 5.0
+            assert took_us == pytest.approx(step_us(scheduled) + due_us[waited, int(begins)], abs=1)
+    has_prompt = [scheduled.tokens > len(scheduled.samples) for scheduled in in_flight]
+    assert sum(taken.begins.tolist()) < sum(has_prompt), "further chunks of a prompt cost no more than other turns"
 
 
 class Steady:

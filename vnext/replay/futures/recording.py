@@ -3,7 +3,8 @@
 Events hold no step times. Timestamps beside the segments say when each frame was written, and how long rank 0 was busy
 with each step (times.py). A turn's overhead (transport, the engine core, waking) is the median time that was not busy,
 from a step's plan, or from the commit before if that came later, to its commit. There is one median per kind of turn:
-after a wait or not, with a prompt or not. Without busy times that whole span is the step's time. A log without times
+after a wait or not, and whether a prompt begins in it: that costs the API server and the engine core something, a further
+chunk of the prompt nothing. Without busy times that whole span is the step's time. A log without times
 (imported from a trace, or recorded by an early version) runs on the step times of another log.
 """
 
@@ -52,9 +53,9 @@ class Outside(msgspec.Struct, frozen=True):
 
 class Recorded(msgspec.Struct, frozen=True):
     """A whole log by its times. Its n committed steps have `features` float64[n, 4], took `step_us` float64[n], began
-    at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
-    `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
-    request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
+    at `began_us` and were committed at `ends_us`; in those of `begins` bool[n] a prompt begins. `overhead_us` float64[2, 2] is a
+    turn's overhead by `kinds_of`. `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers`
+    are tokens by request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
     `times_us` is when each of `events` happened. `loads` are those of adapters. `places` are the committed steps' places in the
     lists by their numbers, some of which ranks may have lost.
     """
@@ -63,6 +64,7 @@ class Recorded(msgspec.Struct, frozen=True):
     lives: list[Revived]
     outside: list[Outside]
     features: np.ndarray
+    begins: np.ndarray
     step_us: np.ndarray
     overhead_us: np.ndarray
     began_us: np.ndarray
@@ -128,7 +130,8 @@ class _Taken:
         self._planned_us: dict[int, float] = {}
         self._last_us = 0.0
         self._outside: list[Outside] = []
-        self._steps: list[tuple[np.ndarray, float, float]] = []
+        self._steps: list[tuple[np.ndarray, float, float, bool]] = []
+        self._prompts = Prompts()
         self._entries: list[np.ndarray] = []
         self._commits: list[StepCommitted] = []
         self._places: dict[int, int] = {}
@@ -147,7 +150,7 @@ class _Taken:
         if isinstance(event, StepCommitted):
             scheduled = item.before.in_flight[0]
             began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
-            self._steps.append((features_of(scheduled), began_us, now_us))
+            self._steps.append((features_of(scheduled), began_us, now_us, self._prompts.begin(scheduled)))
             self._entries.append(scheduled.entries)
             self._places[event.step] = len(self._commits)
             self._commits.append(event)
@@ -163,13 +166,14 @@ class _Taken:
     def recorded(self) -> Recorded:
         features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
         began, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
+        begins = np.array([step[3] for step in self._steps], dtype=bool)
         busy = np.array([self._busy_ns.get(step, 0) for step in self._places]) / 1e3
         all_busy = bool(len(busy)) and bool((busy > 0).all())
         step_us = busy if all_busy else ends - began
-        overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
+        overhead_us = _medians(kinds_of(begins, began, ends), ends - began - step_us)
         return Recorded(
-            self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
-            self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
+            self._first, self._lives, self._outside, features, begins, step_us, overhead_us, began, ends, self._entries,
+            self._commits, self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
         )  # fmt: skip
 
 
@@ -184,11 +188,25 @@ def outside_of(event: AnyEvent, time_us: float, answers: dict[int, list[int]]) -
     return Outside(time_us, PrefixCacheReset(), {}) if everyone_leaves(event) else None
 
 
-def kinds_of(features: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each step, whether the engine had waited before it, and whether it computes more than one token of a request
-    (int64[n])."""
+class Prompts:
+    """Which prompts have begun. Mutable: ask about steps in order."""
+
+    def __init__(self) -> None:
+        self._begun = set[int]()
+
+    def begin(self, scheduled: StepInFlight) -> bool:
+        """Whether a prompt of more than one token begins in this step."""
+        if scheduled.tokens <= len(scheduled.samples):
+            return False
+        count = len(self._begun)
+        self._begun.update(scheduled.ids.tolist())
+        return len(self._begun) > count
+
+
+def kinds_of(begins: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each step, whether the engine had waited before it, and whether a prompt begins in it (int64[n])."""
     waited = began_us > np.concatenate([[0.0], ends_us[:-1]])
-    return waited.astype(np.int64), (features[:, 0] > features[:, 1]).astype(np.int64)
+    return waited.astype(np.int64), begins.astype(np.int64)
 
 
 def _medians(kinds: tuple[np.ndarray, np.ndarray], overheads_us: np.ndarray) -> np.ndarray:

@@ -9,10 +9,8 @@ reported errors are those of these steps; `noise` has the bound for any model, `
 from __future__ import annotations
 
 import itertools
-import math
-import operator
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -54,6 +52,10 @@ DIGITS = 3
 """Ends are rounded to thousandths of a microsecond, so that sums of floats do not separate equal moments."""
 
 
+Part = tuple[float, Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
+"""What a feature adds: its largest value, its knots, where its stretches begin, their slopes, and what those before add."""
+
+
 class Model(msgspec.Struct, frozen=True):
     """Predicts a step's time. `knots` are those of tokens, requests and context; `largest` float64[4] is each feature's
     maximum in the log. Errors are relative, on steps outside of the fit."""
@@ -72,14 +74,24 @@ class Model(msgspec.Struct, frozen=True):
         usual: np.ndarray = np.maximum(_basis(features, self.knots, self.largest) @ self.weights, self.floor_us)
         return usual
 
-    def step_us(self, scheduled: StepInFlight) -> float:
-        """As `predict`, for one step and without arrays."""
-        known = [1.0]
-        for value, most, own in zip(features_of(scheduled).tolist(), self.largest.tolist(), (*self.knots, ())):
-            larger, value = max(value / most, 1.0), min(value, most)
-            stretches = itertools.pairwise((0.0, *own, math.inf))
-            known += [larger * min(max(value - begin, 0.0), end - begin) for begin, end in stretches]
-        return max(float(sum(map(operator.mul, self.weights.tolist(), known))), self.floor_us)
+    def single(self) -> Callable[[StepInFlight], float]:
+        """As `predict`, for one step at a time and without arrays."""
+        constant, *slopes = self.weights.tolist()
+        parts, floor_us = list[Part](), self.floor_us
+        for most, own in zip(self.largest.tolist(), (*self.knots, ())):
+            own_slopes, slopes = slopes[: len(own) + 1], slopes[len(own) + 1 :]
+            ends = np.cumsum(np.diff((0.0, *own)) * own_slopes[: len(own)]).tolist()
+            parts.append((most, own, [0.0, *own], own_slopes, [0.0, *ends]))
+
+        def step_us(scheduled: StepInFlight) -> float:
+            us: float = constant
+            for value, (most, own, begins, own_slopes, passed) in zip(features_of(scheduled).tolist(), parts):
+                at = min(value, most)
+                place = bisect_left(own, at)
+                us += max(value / most, 1.0) * (passed[place] + own_slopes[place] * (at - begins[place]))
+            return float(max(us, floor_us))
+
+        return step_us
 
 
 def features_of(scheduled: StepInFlight) -> np.ndarray:

@@ -25,7 +25,7 @@ from rich.table import Table
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.auto import Changes, sought
-from vnext.replay.futures.recording import Recorded, kinds_of, on_times_of, recorded
+from vnext.replay.futures.recording import Prompts, Recorded, kinds_of, on_times_of, recorded
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
 from vnext.replay.futures.step_times import Drawn, Model, Noise, Pace, fit, held_out, misfit, noise
 from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
@@ -109,7 +109,7 @@ class Ground(msgspec.Struct, frozen=True):
     def drawn(self, seed: int) -> Drawn:
         """The machine with its hiccups at other moments."""
         taken = self.taken
-        waited, has_prompt = kinds_of(taken.features, taken.began_us, taken.ends_us)
+        waited, has_prompt = kinds_of(taken.begins, taken.began_us, taken.ends_us)
         return Drawn(2 * waited + has_prompt, taken.ends_us - taken.began_us, usual_us(self.model, taken), seed)
 
 
@@ -150,16 +150,18 @@ def ground_of(log: Log, times_of: Path | None = None) -> Ground:
 
 def usual_us(model: Model, taken: Recorded) -> np.ndarray:
     """The usual time of each step of a log and its turn (float64[n])."""
-    usual: np.ndarray = model.predict(taken.features) + taken.overhead_us[kinds_of(taken.features, taken.began_us, taken.ends_us)]
+    usual: np.ndarray = model.predict(taken.features) + taken.overhead_us[kinds_of(taken.begins, taken.began_us, taken.ends_us)]
     return usual
 
 
 def timed(model: Model, taken: Recorded, pace: Pace | Drawn) -> StepTime:
     """The clock of one run: the usual time of a step and its turn, at the machine's pace."""
 
+    prompts, step_us, overhead_us = Prompts(), model.single(), taken.overhead_us.ravel().tolist()
+
     def end_us(scheduled: StepInFlight, begin_us: float, had_waited: bool) -> float:
-        kind = int(had_waited), int(scheduled.tokens > len(scheduled.samples))
-        return pace.end_us(begin_us, model.step_us(scheduled) + float(taken.overhead_us[kind]), 2 * kind[0] + kind[1])
+        kind = 2 * had_waited + prompts.begin(scheduled)
+        return pace.end_us(begin_us, step_us(scheduled) + overhead_us[kind], kind)
 
     return end_us
 

@@ -95,7 +95,8 @@ def clock_of(given: Given) -> Clock:
     except UnusableLog as error:
         raise SettingsError(f"--from-log: {error}.") from error
     note = f"steps as in {values['from_log']}: on those left out of the fit half the errors are below {100 * learnt.error_p50:.0f}%"
-    return Clock(step_s=lambda scheduled: learnt.step_us(scheduled) / 1e6, cache_tokens=roofline.cache_tokens, note=note)
+    step_us = learnt.single()
+    return Clock(step_s=lambda scheduled: step_us(scheduled) / 1e6, cache_tokens=roofline.cache_tokens, note=note)
 
 
 def run_of(asked: Asked, clock: Clock, given: Given, goodput: Mapping[str, float]) -> dict[str, float]:
