@@ -23,9 +23,10 @@ from vnext.replay.answers.trace import trace
 from vnext.replay.answers.watch import Watcher
 from vnext.replay.futures.fork import Order, fork
 from vnext.replay.futures.forking import FutureOptions, future_of
+from vnext.replay.futures.ground import ground_of, timed
 from vnext.replay.futures.shrinking import shrink_log, write_log
 from vnext.replay.futures.to_test import file_text
-from vnext.replay.futures.what_if import DRAWN_MAX, DRAWS, Objective, candidates, ground_of, timed, what_if
+from vnext.replay.futures.what_if import DRAWN_MAX, DRAWS, Objective, candidates, what_if
 from vnext.replay.futures.what_if_run import rerun
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log

@@ -17,7 +17,8 @@ import msgspec
 
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
-from vnext.replay.futures.what_if import DRAWS, Trial, ground_of, reproduced, timed
+from vnext.replay.futures.ground import Trial, ground_of, timed
+from vnext.replay.futures.what_if import DRAWS, reproduced
 from vnext.replay.futures.what_if_run import rerun, retrace
 from vnext.replay.futures.what_if_score import score
 from vnext.replay.reading.objective import Objective

@@ -1,8 +1,9 @@
 """Measure the accuracy of what-if for unseen settings: `python -m perf.what_if_settings DIR [--json RECORD]`.
 
-Real servers of the bundled model under several settings receive the same requests at the same moments, in turn, ROUNDS times.
-Each setting is predicted from each log of the base setting and compared with its own recorded logs. Two logs of the base also
-differ from each other, which bounds the accuracy of any prediction. Logs that exist in DIR are reused.
+Real servers of the bundled model under several settings receive the same requests at the same moments, in turn, ROUNDS times,
+the base setting twice in each round. Each setting is predicted from the logs of the base (one, with the others beside it by --like)
+and compared with its own recorded logs: how many figures lie in the printed interval, and how far the prediction is from them.
+Logs that exist in DIR are reused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -37,6 +39,7 @@ LOADS = {
     "heavy": ("--request-rate", "40", "--num-prompts", "400", "--output-len", "32"),
 }
 ROUNDS = 2
+JUDGED = ("ttft_ms", "ttft_p99_ms", "itl_ms")
 TIMEOUT_S = 120
 
 
@@ -47,11 +50,13 @@ def main() -> int:
     options = parser.parse_args()
     before = machine()
     found = {load: compared(options.folder / load, arguments) for load, arguments in LOADS.items()}
+    verdict = judged(found)
+    print(json.dumps(verdict))
     if options.json:
         record = {
             "command": "python -m perf.what_if_settings DIR --json RECORD", "vnext": __version__,
             "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": msgspec.to_builtins(before),
-            "load_after": machine().load, "server": COMMON, "clients": LOADS, "settings": SETTINGS, "found": found,
+            "load_after": machine().load, "server": COMMON, "clients": LOADS, "settings": SETTINGS, "verdict": verdict, "found": found,
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
@@ -60,9 +65,10 @@ def main() -> int:
 def compared(folder: Path, load: tuple[str, ...]) -> dict[str, object]:
     """Return the recorded figures of each setting, and those predicted from the logs of the base."""
     logs: dict[str, list[Path]] = {name: [] for name in SETTINGS}
-    for turn in range(ROUNDS):
-        for name, settings in SETTINGS.items():
-            logs[name].append(recorded_log(folder / f"{name}-{turn}", settings, load))
+    others = [name for name in SETTINGS if name != BASE]
+    for _ in range(ROUNDS):
+        for name in (BASE, *others[:2], BASE, *others[2:]):
+            logs[name].append(recorded_log(folder / f"{name}-{len(logs[name])}", SETTINGS[name], load))
     found = {}
     tried = [
         pair
@@ -70,7 +76,7 @@ def compared(folder: Path, load: tuple[str, ...]) -> dict[str, object]:
         if name != BASE
         for pair in candidates([f"{k}={v}" for k, v in settings.items()], [])
     ]
-    said = [what_if(path, tried, Objective()) for path in logs[BASE]]
+    said = [what_if(path, tried, Objective(), like=[each for each in logs[BASE] if each != path]) for path in logs[BASE][:ROUNDS]]
     for name in SETTINGS:
         place = list(SETTINGS).index(name) - 1
         predicted = [answer.unchanged if name == BASE else answer.runs[place] for answer in said]
@@ -78,6 +84,18 @@ def compared(folder: Path, load: tuple[str, ...]) -> dict[str, object]:
         found[name] = {"recorded": [figures(each) for each in shown], "predicted": [figures(each) for each in predicted]}
         print(folder.name, name, json.dumps(found[name]), flush=True)
     return found
+
+
+def judged(found: dict[str, dict[str, dict[str, list[dict[str, object]]]]]) -> dict[str, object]:
+    """Return how many recorded figures of other settings lie in the printed interval, and the median errors of its middle."""
+    inside, errors = [], {name: [] for name in JUDGED}
+    for each in (each for load in found.values() for name, each in load.items() if name != BASE):
+        for figure in JUDGED:
+            low, high = each["predicted"][0][f"{figure}_between"]
+            values = [recorded[figure] for recorded in each["recorded"]]
+            inside += [low <= value <= high for value in values]
+            errors[figure] += [abs((low * high) ** 0.5 / value - 1) for value in values]
+    return {"inside": sum(inside), "of": len(inside)} | {name: round(median(each), 3) for name, each in errors.items()}
 
 
 def figures(score: RunScore) -> dict[str, object]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.replay.log_answers import answer
 from vnext.replay.answers.cache_curve import CacheCurve, _Stack
 from vnext.replay.cli.main import main
-from vnext.replay.futures.what_if import ground_of, timed
+from vnext.replay.futures.ground import ground_of, timed
 from vnext.replay.futures.what_if_run import rerun
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log

@@ -15,9 +15,10 @@ from vnext.log.timestamps import MAGIC, STEP_BIT, TIMESTAMPS_SUFFIX, head, stamp
 from vnext.replay.answers.slices import cut
 from vnext.replay.cli.main import main
 from vnext.replay.futures import recording
+from vnext.replay.futures.ground import ground_of, timed
 from vnext.replay.futures.recording import kinds_of, recorded
-from vnext.replay.futures.step_times import Drawn, Noise, Pace, features_of, fit, misfit, noise
-from vnext.replay.futures.what_if import OPTIONS, candidates, ground_of, timed, what_if
+from vnext.replay.futures.step_times import STRETCH_STEPS, Drawn, Noise, Pace, features_of, fit, misfit, noise, stretches
+from vnext.replay.futures.what_if import OPTIONS, candidates, what_if
 from vnext.replay.futures.what_if_run import as_recorded, rerun, retrace
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.objective import Objective, objective_of
@@ -57,7 +58,7 @@ class Machine:
     is_late = False
     """Now and then it comes to the results long after they are there, and takes all at once."""
 
-    turn_us = np.zeros((2, 2))
+    turn_us, pace = np.zeros((2, 2)), 1.0
 
     def __init__(self, log_dir: Path, config: SchedulerConfig, seed: int, gap_us: int, noise_percent: int, privacy: str) -> None:
         self.recorder = Recorder.open(log_dir, started(config, 1), privacy)
@@ -101,7 +102,7 @@ class Machine:
 
     def begin(self, scheduled: StepInFlight, noise: float) -> None:
         """The step ends when it was computed and its turn is over; rank 0 was busy with the step alone."""
-        has_waited, busy_us = not self.ends and self.now_us > self.committed_us, round(noise * true_us(scheduled))
+        has_waited, busy_us = not self.ends and self.now_us > self.committed_us, round(self.pace * noise * true_us(scheduled))
         begins = scheduled.tokens > len(scheduled.samples) and not self.begun.issuperset(scheduled.ids.tolist())
         self.begun.update(scheduled.ids.tolist() if begins else ())
         turn_us = self.turn_us[int(has_waited), int(begins)]
@@ -292,12 +293,13 @@ def test_larger_steps_than_any_of_the_log_take_longer_by_their_size(tmp_path):
 
 
 def test_slow_seconds_are_drawn_as_well_as_slow_moments():
-    """A log whose first half is twice as slow: long stretches differ from seed to seed, as another run's halves would."""
-    took = np.where(np.arange(4000) < 2000, 200.0, 100.0)
-    mean = {seed: np.mean([drawn.end_us(0.0, 100.0, 0) for _ in range(4000)])
-            for seed in range(1, 41) for drawn in [Drawn(np.zeros(4000, int), took, np.full(4000, 100.0), seed)]}
-    moments, seconds = (np.std([value for seed, value in mean.items() if seed % 2 == odd]) for odd in (1, 0))
-    assert seconds > 2 * moments > 0
+    """A log whose first half is twice as slow: its stretches differ from seed to seed, as another run's halves would."""
+    took, means = np.where(np.arange(4000) < 2000, 200.0, 100.0), []
+    for seed in range(1, 41):
+        drawn = Drawn(np.zeros(4000, int), took[stretches(4000, seed)], np.full(4000, 100.0))
+        means.append(np.mean([drawn.end_us(0.0, 100.0, 0) for _ in range(4000)]))
+    assert np.std(means) > 10 * 50 / np.sqrt(4000) and np.mean(means) == pytest.approx(150, abs=10)
+    assert len(stretches(70, 1)) == 70 and set(np.diff(stretches(70, 1))[: STRETCH_STEPS - 1]) <= {1, -69}
 
 
 def test_a_step_meets_the_hiccups_of_its_moment():
@@ -315,7 +317,7 @@ def test_a_step_meets_the_hiccups_of_its_moment():
 def test_hiccups_that_are_drawn_are_those_of_steps_of_that_kind():
     """One kind takes what is usual, the other three times as long: twice as a factor, once more as a pause."""
     kinds = np.arange(400) % 2
-    drawn = Drawn(kinds, np.where(kinds == 0, 100.0, 3000.0), np.where(kinds == 0, 100.0, 1000.0), seed=1)
+    drawn = Drawn(kinds, np.where(kinds == 0, 100.0, 3000.0), np.where(kinds == 0, 100.0, 1000.0))
     assert {drawn.end_us(5.0, 100.0, 0) for _ in range(50)} == {105.0}
     assert {drawn.end_us(0.0, 500.0, 1) for _ in range(50)} == {2000.0}
 
@@ -341,9 +343,9 @@ def test_a_turn_costs_what_is_usual_for_its_kind():
     kinds = kinds_of(tokens > requests, began, np.concatenate([began[1:40], [400.0], began[40:] + 5.0]))
     assert kinds[0].tolist() == [0] * 40 + [1] * 40 and kinds[1].tolist() == [0, 1] * 40
     usual = np.array([[100.0, 300.0], [500.0, 900.0]])
-    assert recording._medians(kinds, usual[kinds]).tolist() == usual.tolist()
+    assert recording.overheads_of(kinds, usual[kinds]).tolist() == usual.tolist()
     rare = tuple(each[:45] for each in kinds)
-    assert recording._medians(rare, usual[rare]).tolist() == [[100.0, 300.0], [300.0, 300.0]], "a rare kind is as all are"
+    assert recording.overheads_of(rare, usual[rare]).tolist() == [[100.0, 300.0], [300.0, 300.0]], "a rare kind is as all are"
 
 
 def test_a_log_tells_what_turns_cost_beside_their_steps(tmp_path, monkeypatch):

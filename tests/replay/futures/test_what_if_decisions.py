@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from test_replay_what_if import Machine, machine_log, real_config, ring_of
 
 from vnext.replay.futures import forking, loads, recording
+from vnext.replay.futures.ground import ground_of, timed
 from vnext.replay.futures.recording import Recorded, recorded
 from vnext.replay.futures.redecided import answers_of, events_of, recorded_events
 from vnext.replay.futures.revived import salted, warmed
-from vnext.replay.futures.what_if import Objective, candidates, ground_of, timed, what_if
+from vnext.replay.futures.what_if import Objective, candidates, what_if
 from vnext.replay.futures.what_if_run import Ran, as_recorded, rerun, retrace
 from vnext.replay.reading.source import Log, open_log
 from vnext.sched import engine, residency

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from vnext.replay.causes.ledger import Ledger
 from vnext.replay.futures.auto import Changes
+from vnext.replay.futures.ground import Ground, changed, ground_of, timed, usual_us, words
 from vnext.replay.futures.recording import Outside, Recorded
 from vnext.replay.futures.step_times import Pace
-from vnext.replay.futures.what_if import Ground, changed, ground_of, timed, usual_us, words
 from vnext.replay.futures.what_if_run import Ran, rerun
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided

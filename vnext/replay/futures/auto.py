@@ -6,7 +6,7 @@ Owns what is tried and in which order: each setting alone, then the best one wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from vnext.replay.futures.what_if_score import RunScore, worth
 from vnext.state.config import SchedulerConfig
@@ -20,16 +20,18 @@ LIMITS = (128, 512)
 POLICIES = ("fcfs", "fair", "priority")
 
 
-def sought(score_of: Callable[[Changes], RunScore | None], config: SchedulerConfig) -> list[Changes]:
-    """The best changes of each round, each with those of the round before. `score_of` says what they give, None where the engine
-    cannot have them."""
-    found, best = list[Changes](), score_of(())
+def sought(
+    scores_of: Callable[[Sequence[Changes]], list[RunScore]], config: SchedulerConfig, can_work: Callable[[Changes], bool]
+) -> list[Changes]:
+    """The best changes of each round, each with those of the round before. `scores_of` says what they give, `can_work` whether the
+    engine can have them."""
+    found, best = list[Changes](), scores_of([()])[0]
     before: Changes = ()
     for _ in range(ROUNDS):
-        scores = [(score, changes) for changes in _next(config, before) if (score := score_of(changes)) is not None]
-        served = [pair for pair in scores if not pair[0].refused]
-        score, changes = max(served, key=lambda pair: worth(pair[0]), default=(None, before))
-        if score is None or (best is not None and worth(score) <= worth(best)):
+        tried = [changes for changes in _next(config, before) if can_work(changes)]
+        served = [pair for pair in zip(scores_of(tried), tried) if not pair[0].refused]
+        score, changes = max(served, key=lambda pair: worth(pair[0]), default=(best, before))
+        if worth(score) <= worth(best):
             break
         best, before = score, changes
         found.append(changes)

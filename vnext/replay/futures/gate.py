@@ -16,7 +16,8 @@ from rich.console import Console
 from vnext.replay.console import render
 from vnext.replay.console.commands import DIFFERENT, SAME, print_answer
 from vnext.replay.futures.auto import Changes
-from vnext.replay.futures.what_if import candidates, changed, ground_of, reproduced, timed
+from vnext.replay.futures.ground import changed, ground_of, timed
+from vnext.replay.futures.what_if import candidates, reproduced
 from vnext.replay.futures.what_if_run import Served, rerun, retrace
 from vnext.replay.reading.objective import Objective, meets, objective_of
 from vnext.replay.reading.source import UnusableLog, open_log

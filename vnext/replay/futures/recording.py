@@ -130,8 +130,7 @@ class _Taken:
         self._planned_us: dict[int, float] = {}
         self._last_us = 0.0
         self._outside: list[Outside] = []
-        self._steps: list[tuple[np.ndarray, float, float, bool]] = []
-        self._prompts = Prompts()
+        self._steps: list[tuple[np.ndarray, float, float]] = []
         self._entries: list[np.ndarray] = []
         self._commits: list[StepCommitted] = []
         self._places: dict[int, int] = {}
@@ -150,7 +149,7 @@ class _Taken:
         if isinstance(event, StepCommitted):
             scheduled = item.before.in_flight[0]
             began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
-            self._steps.append((features_of(scheduled), began_us, now_us, self._prompts.begin(scheduled)))
+            self._steps.append((features_of(scheduled), began_us, now_us))
             self._entries.append(scheduled.entries)
             self._places[event.step] = len(self._commits)
             self._commits.append(event)
@@ -166,11 +165,12 @@ class _Taken:
     def recorded(self) -> Recorded:
         features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
         began, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
-        begins = np.array([step[3] for step in self._steps], dtype=bool)
+        prompts = Prompts()
+        begins = np.array([prompts.begin(each[0], int(each[3].sum())) for each in self._entries], dtype=bool)
         busy = np.array([self._busy_ns.get(step, 0) for step in self._places]) / 1e3
         all_busy = bool(len(busy)) and bool((busy > 0).all())
         step_us = busy if all_busy else ends - began
-        overhead_us = _medians(kinds_of(begins, began, ends), ends - began - step_us)
+        overhead_us = overheads_of(kinds_of(begins, began, ends), ends - began - step_us)
         return Recorded(
             self._first, self._lives, self._outside, features, begins, step_us, overhead_us, began, ends, self._entries,
             self._commits, self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
@@ -194,12 +194,12 @@ class Prompts:
     def __init__(self) -> None:
         self._begun = set[int]()
 
-    def begin(self, scheduled: StepInFlight) -> bool:
-        """Whether a prompt of more than one token begins in this step."""
-        if scheduled.tokens <= len(scheduled.samples):
+    def begin(self, ids: np.ndarray, tokens: int) -> bool:
+        """Whether a prompt begins in a step of so many tokens of these requests, of one of them more than one."""
+        if tokens <= len(ids):
             return False
         count = len(self._begun)
-        self._begun.update(scheduled.ids.tolist())
+        self._begun.update(ids.tolist())
         return len(self._begun) > count
 
 
@@ -209,7 +209,7 @@ def kinds_of(begins: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> t
     return waited.astype(np.int64), begins.astype(np.int64)
 
 
-def _medians(kinds: tuple[np.ndarray, np.ndarray], overheads_us: np.ndarray) -> np.ndarray:
+def overheads_of(kinds: tuple[np.ndarray, np.ndarray], overheads_us: np.ndarray) -> np.ndarray:
     """The usual overhead of each kind (float64[2, 2]); a rare kind gets that of all steps."""
     usual = np.full((2, 2), max(float(np.median(overheads_us)), 0.0) if len(overheads_us) else 0.0)
     for kind in np.ndindex(2, 2):

@@ -45,8 +45,8 @@ ALIKE_MIN = 5
 KINDS = 4
 HICCUP_FROM = 2.0
 STRETCH_STEPS = 32
-LONG_STRETCHES = 8
-"""Hiccups cluster: this many consecutive steps keep theirs together, or this many stretches make up the whole log."""
+STRETCHES = 8
+"""Hiccups cluster: so many stretches make up a log, of STRETCH_STEPS or more."""
 LEAST_US = 0.01
 DIGITS = 3
 """Ends are rounded to thousandths of a microsecond, so that sums of floats do not separate equal moments."""
@@ -314,8 +314,8 @@ def _summary(parts: list[np.ndarray]) -> Noise:
 # the pace is the mean one.
 #
 # `Drawn` is a machine with the same hiccups at other moments; what-if uses it to learn how much the moments matter. Each step gets
-# the hiccup of a recorded step of its kind, drawn in stretches with replacement (a block bootstrap of the model's residuals). Every
-# other seed draws stretches of an eighth of the log, because whole seconds can be slow too.
+# the hiccup of a recorded step of its kind. Steps are drawn with replacement in stretches of an eighth of the log, because whole
+# seconds can be slow too (a block bootstrap), and the model is fitted again, to the recorded steps with errors of drawn ones.
 
 
 class Pace:
@@ -344,12 +344,12 @@ class Pace:
 
 
 class Drawn:
-    """Recorded steps of these kinds (int64[n]) took `took_us` where `usual_us` is usual (float64[n]). Mutable: each
-    call of `end_us` takes the next hiccup of the step's kind. Up to HICCUP_FROM times the usual time counts as a
+    """Drawn steps of these kinds (int64[n]) took `took_us` where `usual_us` is usual (float64[n]). Mutable: each call of
+    `end_us` takes the next hiccup of the step's kind. Up to HICCUP_FROM times the usual time counts as a
     slowdown by a factor; the rest was a pause, which takes the same time in any other step.
     """
 
-    def __init__(self, kinds: np.ndarray, took_us: np.ndarray, usual_us: np.ndarray, seed: int) -> None:
+    def __init__(self, kinds: np.ndarray, took_us: np.ndarray, usual_us: np.ndarray) -> None:
         factors = np.minimum(took_us / usual_us, HICCUP_FROM)
         pauses_us = np.maximum(took_us - HICCUP_FROM * usual_us, 0.0)
         self._hiccups: dict[int, Iterator[tuple[float, float]]] = {}
@@ -357,9 +357,7 @@ class Drawn:
             places = np.flatnonzero(kinds == kind)
             if len(places) < STRETCH_STEPS:  # too few for a usual time
                 places = np.arange(len(kinds))
-            size = STRETCH_STEPS if seed % 2 else max(STRETCH_STEPS, len(places) // LONG_STRETCHES)
-            drawn = _stretches(places, size, np.random.default_rng((seed, kind)))
-            self._hiccups[kind] = itertools.cycle(zip(factors[drawn].tolist(), pauses_us[drawn].tolist()))
+            self._hiccups[kind] = itertools.cycle(zip(factors[places].tolist(), pauses_us[places].tolist()))
 
     def end_us(self, begin_us: float, usual_us: float, kind: int) -> float:
         """When a step of this kind ends that begins at `begin_us` and usually takes `usual_us`."""
@@ -367,11 +365,21 @@ class Drawn:
         return begin_us + usual_us * factor + pause_us
 
 
-def _stretches(places: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """As many of these places, in stretches of `size`."""
-    starts = rng.integers(0, len(places), -(-len(places) // size))
-    drawn: np.ndarray = places[(starts[:, None] + np.arange(size)).ravel()[: len(places)] % len(places)]
+def stretches(count: int, seed: int) -> np.ndarray:
+    """So many places of as many steps (int64[count]), drawn in stretches with replacement."""
+    size = max(STRETCH_STEPS, -(-count // STRETCHES))
+    starts = np.random.default_rng(seed).integers(0, count, -(-count // size))
+    drawn: np.ndarray = (starts[:, None] + np.arange(size)).ravel()[:count] % count
     return drawn
+
+
+def of_kinds(kinds: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """For each step of these kinds (int64[n]) one of its kind: in order those at these places, again and again."""
+    like = places.copy()
+    for kind in range(KINDS):
+        own, drawn = np.flatnonzero(kinds == kind), places[kinds[places] == kind]
+        like[own] = np.resize(drawn if len(drawn) else own, len(own))
+    return like
 
 
 def _mapped(points: list[float], values: list[float], at: float) -> float:

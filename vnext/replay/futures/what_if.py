@@ -1,23 +1,19 @@
 """what-if: runs the same arrivals under other configurations, and compares and ranks them.
 
-Owns the command: which configurations to run, the latencies that clients would see, the recommendation and its
-certainty. step_times.py owns the model of step times, what_if_run.py the run. The log's own configuration runs on the
-same model, so that like is compared with like. It also runs once on the recorded times, which must reproduce the log,
-event by event.
+Owns the command: which configurations to run, and what is said of them. ground.py owns single runs, step_times.py the model of
+step times, what_if_score.py figures and the verdict. The log's own configuration runs on the same model, so that like is compared
+with like. It also runs once on the recorded times, which must reproduce the log, event by event.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -25,20 +21,17 @@ from rich.table import Table
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.auto import Changes, sought
-from vnext.replay.futures.recording import Prompts, Recorded, kinds_of, on_times_of, recorded
+from vnext.replay.futures.ground import Runs, Source, Trial, changed, ground_of, timed
+from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
-from vnext.replay.futures.step_times import Drawn, Model, Noise, Pace, fit, held_out, misfit, noise
-from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
-from vnext.replay.futures.what_if_score import NO_OBJECTIVE, Between, RunScore, recommendation, score, with_bounds, worth
+from vnext.replay.futures.step_times import Noise, held_out, misfit, noise
+from vnext.replay.futures.what_if_run import Ran, retrace
+from vnext.replay.futures.what_if_score import NO_OBJECTIVE, Between, RunScore, Tested, recommendation, score, worth
 from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import why_not_decided
-from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import STORED_NAMES, SchedulerConfig
-from vnext.state.errors import IllegalEvent
 from vnext.state.events import EngineStarted
-from vnext.state.reduce import start
-from vnext.state.state import StepInFlight
 
 NAME_WIDTH = 22  # leaves the figures enough room on a terminal of 80 columns
 BAR_WIDTH = 30
@@ -48,13 +41,9 @@ ERROR_P50_MAX, ERROR_P99_MAX = 0.05, 0.10
 """Up to these errors the model is good enough."""
 LARGER_SHARE = 0.05
 DRAWS = 8
-"""How many times a run's hiccups are drawn again."""
+"""How many times a run's hiccups and model are drawn again, in all logs together."""
 DRAWN_MAX = 12
 """At most this many configurations, the best ones, get drawn hiccups, besides the unchanged one."""
-
-
-Paths = tuple[Path, Path | None]
-"""The log, and the one that step times are learnt from, if that is another."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,132 +74,77 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     serve: str = ""
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """One run to make: the changes, and the seed of its hiccups (0: those of the log)."""
-
-    changes: Changes
-    seed: int
-
-
-class Ground(msgspec.Struct, frozen=True):
-    """The common basis of all runs: the log by its times, the model of its steps, and the machine's pace."""
-
-    started: EngineStarted
-    taken: Recorded
-    model: Model
-    pace: Pace
-
-    def score(self, trial: Trial, objective: Objective) -> RunScore:
-        """The outcome of a run."""
-        clock = timed(self.model, self.taken, self.drawn(trial.seed) if trial.seed else self.pace)
-        ran = rerun(self.taken, self.started, changed(self.started, trial.changes), clock)
-        return score(words(trial.changes), ran, objective)
-
-    def drawn(self, seed: int) -> Drawn:
-        """The machine with its hiccups at other moments."""
-        taken = self.taken
-        waited, has_prompt = kinds_of(taken.begins, taken.began_us, taken.ends_us)
-        return Drawn(2 * waited + has_prompt, taken.ends_us - taken.began_us, usual_us(self.model, taken), seed)
-
-
 def what_if(
     log_path: Path, candidates: Sequence[Changes], objective: Objective, jobs: int = 1, own_policy: bool = False,
-    times_of: Path | None = None,
+    times_of: Path | None = None, like: Sequence[Path] = (), auto: bool = False,
 ) -> WhatIf:  # fmt: skip
-    """Run every candidate, with step times learnt from the log `times_of` if given. Raises UnusableLog if there are no
-    times, or a configuration cannot work; `own_policy` as in `verify`."""
+    """Run every candidate, and with `auto` what else serves the objective best, with step times learnt from the log `times_of` if
+    given. `like` are other logs of the same settings and load. Raises UnusableLog if there are no times, or a configuration
+    cannot work; `own_policy` as in `verify`."""
     log = open_log(log_path)
     if why_not := why_not_decided(log, own_policy):
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
     for changes in candidates:
         changed(log.header.started, changes)
-    ground = ground_of(log, times_of)
-    taken, model = ground.taken, ground.model
-    again = retrace(taken, ground.started) if times_of is None else None
+    for path in like:
+        _require_alike(log, path)
+    with Runs([Source(log_path, times_of), *map(Source, like)], objective, jobs) as runs:
+        started, taken, model = runs.grounds[0].started, runs.grounds[0].taken, runs.grounds[0].model
+        again = retrace(taken, started) if times_of is None else None
+        tried = [*candidates, *(_sought(runs, started) if auto else ())]
+        unchanged, found, (recommended, reason) = _tried(runs, tried)
     features, step_us = held_out(taken.features, taken.step_us)
-    unchanged, runs, draws = _tried((log_path, times_of), ground, candidates, objective, jobs)
-    recommended, reason = recommendation(unchanged, runs, draws)
     return WhatIf(
         step_error_p50=model.error_p50, step_error_p90=model.error_p90, step_error_p99=model.error_p99,
         steps_fitted=model.steps, noise=noise(taken.features, taken.step_us),
         misfit=misfit(features, step_us, model.predict(features)),
         reproduced=reproduced(taken, again) if again else 0, events=len(taken.events),
-        recorded=score("", again, objective) if again else None, unchanged=unchanged, runs=runs,
-        recommended=recommended, reason=reason, revived=len(taken.lives),
+        recorded=score("", again, objective) if again else None, unchanged=unchanged, runs=found,
+        recommended=recommended, reason=reason, revived=len(taken.lives), serve=serve_line(started, recommended) if auto else "",
     )  # fmt: skip
 
 
-def ground_of(log: Log, times_of: Path | None = None) -> Ground:
-    """The model and the pace of a log; `times_of` names another log to take them from. Raises UnusableLog if that has
-    no times."""
-    taken = recorded(log) if times_of is None else on_times_of(log, recorded(open_log(times_of)))
-    model = fit(taken.features, taken.step_us, taken.began_us)
-    return Ground(log.header.started, taken, model, Pace(taken.began_us, taken.ends_us, usual_us(model, taken)))
+def _require_alike(log: Log, path: Path) -> None:
+    """Raises UnusableLog if a log is of another model or other settings."""
+    own, other = log.header.started, open_log(path).header.started
+    if own.config != other.config or own.model != other.model:
+        raise UnusableLog(f"{path} is a log of other settings (`vnext-replay compare` names them): --like takes one of the same")
 
 
-def usual_us(model: Model, taken: Recorded) -> np.ndarray:
-    """The usual time of each step of a log and its turn (float64[n])."""
-    usual: np.ndarray = model.predict(taken.features) + taken.overhead_us[kinds_of(taken.begins, taken.began_us, taken.ends_us)]
-    return usual
+def _tried(runs: Runs, candidates: Sequence[Changes]) -> tuple[RunScore, list[RunScore], tuple[str, str]]:
+    """The unchanged configuration, the candidates, the best of them with bounds, and what is recommended and why."""
+    _, *found = runs.scores([Trial((), 0), *(Trial(changes, 0) for changes in candidates)])
+    order = sorted(range(len(found)), key=lambda place: worth(found[place]), reverse=True)[:DRAWN_MAX]
+    drawn, logs = [(), *(candidates[place] for place in order)], len(runs.grounds)
+    seeds = [(0, *range(1 + log, DRAWS + 1, logs)) for log in range(logs)]
+    wanted = [[[Trial(changes, seed, log) for seed in of_log] for log, of_log in enumerate(seeds)] for changes in drawn]
+    runs.scores([trial for each in wanted for of_log in each for trial in of_log])
+    tests = [Tested([runs.scores(of_log) for of_log in each]) for each in wanted]
+    bounds = {test.run.changes: test.run for test in tests}
+    return tests[0].run, [bounds.get(run.changes, run) for run in found], recommendation(tests[0], tests[1:])
 
 
-def timed(model: Model, taken: Recorded, pace: Pace | Drawn) -> StepTime:
-    """The clock of one run: the usual time of a step and its turn, at the machine's pace."""
+def _sought(runs: Runs, started: EngineStarted) -> list[Changes]:
+    """What `--auto` finds best."""
 
-    prompts, step_us, overhead_us = Prompts(), model.single(), taken.overhead_us.ravel().tolist()
+    def scores_of(tried: Sequence[Changes]) -> list[RunScore]:
+        return runs.scores([Trial(changes, 0) for changes in tried])
 
-    def end_us(scheduled: StepInFlight, begin_us: float, had_waited: bool) -> float:
-        kind = 2 * had_waited + prompts.begin(scheduled)
-        return pace.end_us(begin_us, step_us(scheduled) + overhead_us[kind], kind)
-
-    return end_us
+    return sought(scores_of, started.config, lambda changes: _can_work(started, changes))
 
 
-def _tried(
-    paths: Paths, ground: Ground, candidates: Sequence[Changes], objective: Objective, jobs: int
-) -> tuple[RunScore, list[RunScore], dict[str, list[RunScore]]]:
-    """The unchanged configuration, the candidates, and the best candidates' results with redrawn hiccups, by changes."""
-    unchanged, *runs = _all(paths, ground, [Trial((), 0), *(Trial(changes, 0) for changes in candidates)], objective, jobs)
-    order = sorted(range(len(runs)), key=lambda place: worth(runs[place]), reverse=True)[:DRAWN_MAX]
-    drawn = [(), *(candidates[place] for place in order)]
-    trials = [Trial(changes, seed) for changes in drawn for seed in range(1, DRAWS + 1)]
-    found = _all(paths, ground, trials, objective, jobs)
-    draws = {words(changes): found[place * DRAWS : (place + 1) * DRAWS] for place, changes in enumerate(drawn)}
-    unchanged, *runs = (with_bounds(run, draws[run.changes]) if run.changes in draws else run for run in (unchanged, *runs))
-    return unchanged, runs, draws
-
-
-def _all(paths: Paths, ground: Ground, trials: Sequence[Trial], objective: Objective, jobs: int) -> list[RunScore]:
-    if jobs == 1 or len(trials) < 2:
-        return [ground.score(trial, objective) for trial in trials]
-    shares = [(paths, list(trials[share::jobs]), objective) for share in range(jobs)]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        parts = list(pool.map(_share, shares))
-    return [parts[place % jobs][place // jobs] for place in range(len(trials))]
-
-
-def _share(share: tuple[Paths, list[Trial], Objective]) -> list[RunScore]:
-    """One process's runs. It reads and fits the log itself, with the same result."""
-    (path, times_of), trials, objective = share
-    ground = ground_of(open_log(path), times_of)
-    return [ground.score(trial, objective) for trial in trials]
+def _can_work(started: EngineStarted, changes: Changes) -> bool:
+    try:
+        changed(started, changes)
+    except UnusableLog:
+        return False
+    return True
 
 
 def reproduced(taken: Recorded, again: Ran) -> int:
     """How many leading events of the log the run reproduced."""
     pairs = enumerate(zip(taken.events, again.events))
     return next((place for place, (one, other) in pairs if one != other), min(len(taken.events), len(again.events)))
-
-
-def changed(started: EngineStarted, changes: Changes) -> SchedulerConfig:
-    """The log's configuration with changes. Raises UnusableLog if it cannot work."""
-    config = msgspec.structs.replace(started.config, **dict(changes))
-    try:
-        policy_of(config.policy)
-        start(msgspec.structs.replace(started, config=config))
-    except (IllegalEvent, PolicyError) as error:
-        raise UnusableLog(f"{words(changes)} cannot work: {error}") from error
-    return config
 
 
 def serve_line(started: EngineStarted, recommended: str) -> str:
@@ -221,10 +155,6 @@ def serve_line(started: EngineStarted, recommended: str) -> str:
     given = {"True": "--{}", "False": "--no-{}"}
     options = [given.get(value, "--{} {}").format(name, value) for name, value in flags]
     return f"vnext serve {started.model} {' '.join(options)}" if options else ""
-
-
-def words(changes: Changes) -> str:
-    return " ".join(f"{name}={value}" for name, value in changes)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -243,6 +173,10 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument(
         "--times-of", type=Path, metavar="LOG", help="learn step times from this log, if LOG has none"
     )  # fmt: skip
+    asking.add_argument(
+        "--like", type=Path, metavar="LOG", action="append", default=[],
+        help="another log of the same settings and load (repeat)",
+    )  # fmt: skip
     asking.add_argument("--replicas", default="", metavar="1,2,4", help="replay arrivals on that many engines (docs/routing.md)")
     asking.add_argument("--routing", default="", metavar="POLICY,...", help="with --replicas: the routing policies (default: all)")
     asking.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
@@ -256,31 +190,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     tried, objective = candidates(arguments.set, arguments.sweep), objective_of(arguments.slo)
     if arguments.replicas:
         return _run_replicas(arguments, console, tried, objective)
-    if arguments.auto:
-        tried += _sought(arguments, objective)
-    answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of)
-    if arguments.auto:
-        answer = msgspec.structs.replace(answer, serve=serve_line(open_log(arguments.log).header.started, answer.recommended))
+    if arguments.auto and objective.is_any:
+        raise UnusableLog(f"--auto seeks the settings that meet an objective: {NO_OBJECTIVE}")
+    answer = what_if(
+        arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of, arguments.like, arguments.auto
+    )
     print_answer(arguments, console, answer, print_what_if)
     return int(bool(answer.recommended))
-
-
-def _sought(arguments: argparse.Namespace, objective: Objective) -> list[Changes]:
-    """`what-if --auto`: what it finds best. Raises UnusableLog."""
-    if objective.is_any:
-        raise UnusableLog(f"--auto seeks the settings that meet an objective: {NO_OBJECTIVE}")
-    log = open_log(arguments.log)
-    if why_not := why_not_decided(log, arguments.own_policy):
-        raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
-    ground = ground_of(log, arguments.times_of)
-
-    def score_of(changes: Changes) -> RunScore | None:
-        try:
-            return ground.score(Trial(changes, 0), objective)
-        except UnusableLog:
-            return None
-
-    return sought(score_of, ground.started.config)
 
 
 def _run_replicas(arguments: argparse.Namespace, console: Console, tried: Sequence[Changes], objective: Objective) -> int:
@@ -358,8 +274,8 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     keys = "".join(f"; {key}" for _, key in _counts(answer).values())
     console.print(f"ttft: ms to the first token; itl: ms between two{keys}", style="dim")
     console.print(
-        f"below a figure: its bounds, from {DRAWS} runs with resampled hiccups of this log; at another hour the machine may be "
-        "outside them", style="dim", soft_wrap=True,
+        f"below a figure: another run's, 9 times in 10, by {DRAWS} runs with redrawn hiccups; {_known(answer)}",
+        style="dim", soft_wrap=True,
     )  # fmt: skip
     for run in answer.runs:
         if run.larger > LARGER_SHARE * run.steps:
@@ -371,6 +287,12 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     console.print(advice, style="bold green", soft_wrap=True)
     if answer.serve:
         console.print(render.printable(answer.serve), soft_wrap=True)
+
+
+def _known(answer: WhatIf) -> str:
+    """What the bounds know of how runs differ."""
+    logs = answer.unchanged.between.logs if answer.unchanged.between is not None else 1
+    return f"{logs} logs show how runs differ" if logs > 1 else "one log hides how runs differ: --like"
 
 
 def _print_accuracy(console: Console, answer: WhatIf) -> None:

@@ -1,18 +1,19 @@
 """The latencies that clients see under a configuration, their bounds, and whether they justify a recommendation.
 
-Owns figures, their bounds and the verdict. A hypothetical run's figure is only as good as the model, and depends on
-when pauses happened to come. So a run is repeated with redrawn hiccups, and a figure's bounds cover all results. A
-configuration is recommended for figures that lie outside of the bounds of the unchanged one and are better in each
-draw. Differences that this log cannot resolve recommend nothing.
+Owns figures and the verdict; intervals.py owns the arithmetic of bounds. A hypothetical run's figure is only as good as the
+model, and depends on when pauses happened to come. So a run is repeated with both drawn anew, on each log. A configuration is
+recommended for figures above all that the unchanged one has on the same log, and that are better in each draw. Differences that
+these logs cannot resolve recommend nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
+from vnext.replay.futures.intervals import Bounds, interval
 from vnext.replay.futures.what_if_run import Ran
 from vnext.replay.reading.objective import Objective, meets
 
@@ -21,12 +22,11 @@ GAIN, MET_GAIN = 0.05, 0.005
 NO_OBJECTIVE = "nothing is recommended without an objective: say what a request should feel, as in --slo ttft=200ms,itl=50ms"
 
 
-Bounds = tuple[float, float]
-
-
 class Between(msgspec.Struct, frozen=True, kw_only=True):
-    """The least and the greatest of each figure (see RunScore), over a run and its `draws` of other hiccups."""
+    """Where each figure (see RunScore) of another run would lie, by this run on each of the `logs` and `draws` of their hiccups and
+    models (intervals.py)."""
 
+    logs: int
     draws: int
     ttft_ms: tuple[Bounds, Bounds]
     itl_ms: tuple[Bounds, Bounds]
@@ -86,23 +86,32 @@ def _ms(values_us: np.ndarray) -> tuple[float, float]:
 # ---- how sure that is --------------------------------------------------------------------------------------------
 
 
-def with_bounds(run: RunScore, draws: Sequence[RunScore]) -> RunScore:
-    """A run with the bounds of each figure."""
-    every = [run, *draws]
-    ttft_ms, itl_ms = _both([each.ttft_ms for each in every]), _both([each.itl_ms for each in every])
-    met, good_s = (None if run.met is None else _bounds([getattr(each, name) for each in every]) for name in ("met", "good_s"))
-    tokens_s = _bounds([each.tokens_s for each in every])
-    return msgspec.structs.replace(run, between=Between(
-        draws=len(draws), ttft_ms=ttft_ms, itl_ms=itl_ms, tokens_s=tokens_s, met=met, good_s=good_s,
-    ))  # fmt: skip
+class Tested:
+    """A configuration's runs: for each log the one with its own hiccups, then those with drawn ones."""
+
+    def __init__(self, runs: Sequence[Sequence[RunScore]]) -> None:
+        self.runs = runs
+
+    @property
+    def run(self) -> RunScore:
+        """The first log's, with bounds."""
+        first, draws = self.runs[0][0], sum(len(of_log) - 1 for of_log in self.runs)
+        between = Between(
+            logs=len(self.runs), draws=draws, tokens_s=self._bounds(lambda run: run.tokens_s),
+            ttft_ms=(self._bounds(lambda run: run.ttft_ms[0]), self._bounds(lambda run: run.ttft_ms[1])),
+            itl_ms=(self._bounds(lambda run: run.itl_ms[0]), self._bounds(lambda run: run.itl_ms[1])),
+            met=None if first.met is None else _share(self._bounds(lambda run: run.met or 0.0)),
+            good_s=None if first.good_s is None else self._bounds(lambda run: run.good_s or 0.0),
+        )  # fmt: skip
+        return msgspec.structs.replace(first, between=between)
+
+    def _bounds(self, figure: Callable[[RunScore], float]) -> Bounds:
+        values = [[figure(run) for run in of_log] for of_log in self.runs]
+        return interval([own for own, *_ in values], [drawn for _, *drawn in values])
 
 
-def _both(pairs: Sequence[tuple[float, float]]) -> tuple[Bounds, Bounds]:
-    return _bounds([one for one, _ in pairs]), _bounds([other for _, other in pairs])
-
-
-def _bounds(values: Sequence[float]) -> Bounds:
-    return min(values), max(values)
+def _share(bounds: Bounds) -> Bounds:
+    return max(bounds[0], 0.0), min(bounds[1], 1.0)
 
 
 def worth(run: RunScore) -> tuple[float, ...]:
@@ -112,29 +121,34 @@ def worth(run: RunScore) -> tuple[float, ...]:
     return good[0], -run.refused, round(good[1], 2), -round(run.ttft_ms[1], 3)
 
 
-def recommendation(unchanged: RunScore, runs: Sequence[RunScore], draws: dict[str, list[RunScore]]) -> tuple[str, str]:
-    """The changes to make and why, or "" and why not. `draws` by changes, with the same hiccups for all of them."""
+def recommendation(before: Tested, tests: Sequence[Tested]) -> tuple[str, str]:
+    """The changes to make and why, or "" and why not."""
+    unchanged = before.run
     if unchanged.met is None:
         return "", NO_OBJECTIVE
-    better = [run for run in sorted(runs, key=worth, reverse=True) if worth(run) > worth(unchanged)]
-    for run in better:
+    better = [test for test in sorted(tests, key=lambda test: worth(test.runs[0][0]), reverse=True)
+              if worth(test.runs[0][0]) > worth(unchanged)]  # fmt: skip
+    for test in better:
         for name in ("met", "good_s"):
-            if run.changes in draws and _stands_out(name, unchanged, run, draws[""], draws[run.changes]):
-                return run.changes, _why(name, unchanged, run)
+            if _stands_out(name, before, test):
+                return test.run.changes, _why(name, unchanged, test.run)
     if not better:
         return "", "nothing that was tried is better"
     return "", "this log cannot tell what was tried from what is: the best lies within the error, or wins by next to nothing"
 
 
-def _stands_out(
-    name: str, unchanged: RunScore, run: RunScore, plain: Sequence[RunScore], changed: Sequence[RunScore]
-) -> bool:
-    """Whether a figure lies outside of the unchanged configuration's bounds, and is better in every draw of hiccups."""
-    before, after = getattr(unchanged, name), getattr(run, name)
-    least = before + MET_GAIN if name == "met" else (1 + GAIN) * before
-    if after <= max(least, getattr(unchanged.between, name)[1]) or (run.met or 0.0) < (unchanged.met or 0.0):
+def _stands_out(name: str, before: Tested, after: Tested) -> bool:
+    """Whether a figure is above all of the unchanged configuration's on the same log, and better with the same hiccups."""
+    unchanged, run = before.runs[0][0], after.runs[0][0]
+    least = unchanged.met + MET_GAIN if name == "met" and unchanged.met is not None else (1 + GAIN) * getattr(unchanged, name)
+    if getattr(run, name) <= least or (run.met or 0.0) < (unchanged.met or 0.0):
         return False
-    return all(getattr(other, name) > getattr(one, name) for one, other in zip(plain, changed))
+    for plain, changed in zip(before.runs, after.runs):
+        if getattr(changed[0], name) <= max(getattr(each, name) for each in plain):
+            return False
+        if not all(getattr(other, name) > getattr(one, name) for one, other in zip(plain, changed)):
+            return False
+    return True
 
 
 def _why(name: str, unchanged: RunScore, run: RunScore) -> str:
