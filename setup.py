@@ -48,6 +48,7 @@ TRANSFORMERS = ["transformers>=5.0"]
 IMAGES = ["pillow>=11.0"]
 # Sounds that are no WAV files.
 AUDIO = ["soundfile>=0.13"]
+VIDEO = ["av>=14.0"]
 # vnext-replay export --to parquet
 PARQUET = ["pyarrow>=14"]
 DEV = [
@@ -70,6 +71,7 @@ DEV = [
     *AUDIO,
     *IMAGES,
     *PARQUET,
+    *VIDEO,
 ]
 # Traces of requests: --otlp-traces-endpoint.
 OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
@@ -303,7 +305,7 @@ setup(
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"audio": AUDIO, "clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "deploy": DEPLOY, "dev": DEV,
-                    "images": IMAGES, "otel": OTEL, "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
+                    "images": IMAGES, "otel": OTEL, "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS, "video": VIDEO},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

@@ -168,7 +168,7 @@ def test_every_module_is_known_where_it_is_loaded(reported: dict[str, Any]) -> N
 
 def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> None:
     found = pins(root)
-    extras = (line for extra in ("audio", "dev", "otel", "ray") for line in reported["extras_require"][extra])
+    extras = (line for extra in ("audio", "dev", "otel", "ray", "video") for line in reported["extras_require"][extra])
     for line in [*reported["install_requires"], *extras]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), line
@@ -176,7 +176,7 @@ def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> 
 
 def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -> None:
     """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda", for traces, from
-    "otel", for images, from "images", for sounds, from "audio", for Ray, from "ray", and for decoders of other authors, from "transformers"."""
+    "otel", for images, from "images", for sounds, from "audio", for videos, from "video", for Ray, from "ray", and for decoders of other authors, from "transformers"."""
     distributions = {
         "zmq": "pyzmq",
         "jinja2": "jinja2",
@@ -188,7 +188,7 @@ def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -
     }
     distributions["starlette"] = "ray"  # brought by Ray Serve
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    names = ("audio", "cuda", "images", "otel", "parquet", "ray", "transformers")
+    names = ("audio", "cuda", "images", "otel", "parquet", "ray", "transformers", "video")
     extras = (line for extra in names for line in reported["extras_require"][extra])
     lines = [*reported["install_requires"], *extras]
     required = {canonicalize_name(Requirement(line).name) for line in lines}

@@ -224,6 +224,7 @@ LATE_IMPORTS = {
     # extras
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
     "vnext/media/sounds.py": (1, "soundfile, when the first sound comes that is no WAV"),
+    "vnext/media/films.py": (1, "PyAV, when the first video comes"),
     "vnext/media/pixels.py": (1, "Pillow"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting

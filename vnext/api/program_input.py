@@ -19,13 +19,20 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, {"prompt": a text}, also with images or a sound as "multi_modal_data", or {"prompt_token_ids": token ids}."""
 
 
+class Video(NamedTuple):
+    """Bytes of a file, an address, or (frames uint8 [N, H, W, 3], how many of them a second)."""
+
+    content: object
+
+
 class WithImages(NamedTuple):
-    """A text that marks its images with MARK, and these: bytes of files, addresses, images of Pillow or arrays. `names`: of the
-    images of a conversation, whose text has its special tokens; () elsewhere."""
+    """A text that marks its images as the model does, and these: bytes of files, addresses, images of Pillow or arrays, or a Video;
+    and `names` for them. `is_talk`: the text is a conversation's, and has its special tokens."""
 
     text: str
     images: list[object]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    is_talk: bool = False
 
 
 class WithSound(NamedTuple):
@@ -40,7 +47,8 @@ Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """Messages whose contents are texts, in which MARK stands for each image; (name, image) of these, as WithImages has them."""
+    """Messages whose contents are texts, in which MARK and FILM_MARK stand for images and videos; (name, image) of these, as
+    WithImages has them."""
 
     messages: list[Message]
     images: list[tuple[str, object]]
@@ -51,9 +59,8 @@ Params = SamplingParams | Mapping[str, Any] | None
 ParamsChoice = Params | Sequence[Params]
 """One for all prompts, or a list with one for each."""
 
-MARK = "<image>"
-"""As the media's reader knows it."""
-IMAGE_KINDS = ("image_url", "image", "image_pil")
+MARK, FILM_MARK = "<image>", "<video>"
+IMAGE_KINDS, FILM_KINDS = ("image_url", "image", "image_pil"), ("video_url", "video")
 A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
 A_MESSAGE = '{"role": ..., "content": ...}'
 
@@ -88,14 +95,17 @@ def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
 
 def _with_media(prompt: Mapping[str, Any]) -> WithImages | WithSound:
     text, data = prompt.get("prompt"), prompt["multi_modal_data"]
-    known = isinstance(data, Mapping) and (data.keys() == {"image"} or data.keys() == {"audio"})
+    known = isinstance(data, Mapping) and data.keys() and (data.keys() <= {"image", "video"} or data.keys() == {"audio"})
     if not isinstance(text, str) or len(prompt) != 2 or not known:
-        remedy = 'is {"prompt": a text, "multi_modal_data": {"image": ...}}, or has "audio" there'
+        remedy = 'is {"prompt": a text, "multi_modal_data": {"image": ...}}, or has "video" or "audio" there'
         raise InvalidRequest(f"A prompt with multi_modal_data {remedy}.", "prompt")
     if "audio" in data:
         return WithSound(text, data["audio"])
-    images = data["image"]
-    return WithImages(text, list(images) if isinstance(images, list | tuple) else [images])
+    images, films = data.get("image", ()), data.get("video", [])
+    images = list(images) if isinstance(images, list | tuple) else [images]
+    films = [Video(each) for each in (films if isinstance(films, list) else [films])]
+    names = [f"multi_modal_data['{kind}'][{at}]" for kind, all_ in (("image", images), ("video", films)) for at in range(len(all_))]
+    return WithImages(text, images + films, tuple(names))
 
 
 def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
@@ -194,12 +204,13 @@ def _content(parts: Sequence[object], name: str, images: list[tuple[str, object]
     for at, part in enumerate(parts):
         given = part if isinstance(part, Mapping) else {}
         kind = given.get("type")
-        value = given.get(kind) if kind in ("text", *IMAGE_KINDS) else None
-        if value is None and kind in ("text", *IMAGE_KINDS):
+        value = given.get(kind) if kind in ("text", *IMAGE_KINDS, *FILM_KINDS) else None
+        if value is None and kind in ("text", *IMAGE_KINDS, *FILM_KINDS):
             raise InvalidRequest(f"{name}[{at}].{kind} is missing: it is required.", "messages")
-        if kind in IMAGE_KINDS:
-            images.append((f"{name}[{at}].{kind}", value.get("url") if isinstance(value, Mapping) else value))
-            found, is_behind_text = found + MARK, False
+        if kind in (*IMAGE_KINDS, *FILM_KINDS):
+            content = value.get("url") if isinstance(value, Mapping) else value
+            images.append((f"{name}[{at}].{kind}", Video(content) if kind in FILM_KINDS else content))
+            found, is_behind_text = found + (FILM_MARK if kind in FILM_KINDS else MARK), False
         elif isinstance(value, str):
             found, is_behind_text = found + ("\n" if is_behind_text else "") + value, True
         else:

@@ -16,11 +16,13 @@ import msgspec
 
 from vnext.api.generated import Slot, Task
 from vnext.api.program_input import (
+    FILM_MARK,
     MARK,
     Conversation,
     Message,
     ParamsChoice,
     ReadPrompt,
+    Video,
     WithImages,
     WithSound,
     as_adapters,
@@ -91,13 +93,17 @@ class TaskMaker:
         """A conversation as a prompt. The template sees the `variables`."""
         if not conversation.images:
             return self.tokenizer.encode(self.written(conversation.messages, variables), add_special_tokens=False)
-        shown, (names, images) = self._reader.shown, zip(*conversation.images)
-        self.template.mark_images(shown)
+        shown, film, (names, images) = self._reader.shown, self._reader.shown_film, zip(*conversation.images)
+
+        def marked(text: str) -> str:
+            return text.replace(MARK, shown).replace(FILM_MARK, film or FILM_MARK)
+
+        self.template.mark_media({"image": shown, "video": film})
         messages = [
-            {**each, "content": text.replace(MARK, shown)} if isinstance(text := each.get("content"), str) else each
+            {**each, "content": marked(text)} if isinstance(text := each.get("content"), str) else each
             for each in conversation.messages
         ]
-        return WithImages(self.written(messages, variables), [*images], names)
+        return WithImages(self.written(messages, variables), [*images], names, is_talk=True)
 
     def written(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
         """The text of a conversation, with the beginning of the model's turn or without."""
@@ -150,15 +156,17 @@ class TaskMaker:
         except InvalidRequest:
             raise
         except ValueError as error:  # MediaError, whose module needs numpy
-            of_talk = isinstance(prompt, WithImages) and prompt.names
+            of_talk = isinstance(prompt, WithImages) and prompt.is_talk
             raise InvalidRequest(f"{error}.", "messages" if of_talk else "multi_modal_data") from error
 
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader
-        names = prompt.names or [f"multi_modal_data['image'][{at}]" for at in range(len(prompt.images))]
-        images = [reader.seen(image, name, len(names) == 1) for image, name in zip(prompt.images, names)]
+        images = [
+            reader.film(image.content, name) if isinstance(image, Video) else reader.seen(image, name, len(prompt.names) == 1)
+            for image, name in zip(prompt.images, prompt.names)
+        ]
         text = reader.written(prompt.text, images)
-        tokens = self.tokens(self.tokenizer.encode(text, add_special_tokens=False) if prompt.names else text)
+        tokens = self.tokens(self.tokenizer.encode(text, add_special_tokens=False) if prompt.is_talk else text)
         return tokens, reader.packed(tokens, images)
 
     def _with_sound(self, prompt: WithSound) -> tuple[list[int], bytes]:

@@ -36,7 +36,7 @@ class AnyresForm(NamedTuple):
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
         """As Form."""
-        check_ratio(picture, name)
+        check_ratio(picture.shape, name)
         (own_height, own_width, _), side, form = picture.shape, self.side, self.pixels
         if is_alone:
             height, width = best_size(own_height, own_width, self.sizes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from vnext.media.pairs import PairForm, fitting_size, pairs_in
 from vnext.media.pictures import MediaError
 from vnext.media.pixels import CLIP, FORM_FILE, PixelForm, check_ratio, numbers_of, pixel_form, resized, settings_in
 from vnext.media.seen import Part, Seen
@@ -18,7 +18,7 @@ LEAST, MOST = 56**2, 28**2 * 1280
 
 
 class GridForm(NamedTuple):
-    """The `side` of the square that becomes a vector, and between how many pixels an image has."""
+    """The `side` of the square that becomes a vector, and between how many pixels an image has. `films`: how videos are read."""
 
     side: int
     least: int
@@ -27,10 +27,11 @@ class GridForm(NamedTuple):
     pixels: PixelForm = CLIP
     mark: str = PLACE
     shown: str = BEGIN + PLACE + END
+    films: PairForm | None = None
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
         """As Form."""
-        check_ratio(picture, name)
+        check_ratio(picture.shape, name)
         height, width, _ = picture.shape
         height, width = fitting_size(height, width, self.side, self.least, self.most)
         part = Part(resized(picture, height, width, self.pixels), rows=height // self.side)
@@ -38,29 +39,20 @@ class GridForm(NamedTuple):
 
     def spelled(self, part: Part) -> np.ndarray:
         """As Form."""
-        height, width, _ = part.pixels.shape
+        *_, height, width, _ = part.pixels.shape
         return np.full(height * width // self.side**2, self.tokens[0])
 
     def numbers(self, part: Part) -> np.ndarray:
         """As Form."""
-        return numbers_of(part.pixels[None], self.pixels)
+        if part.pixels.ndim == 3 or self.films is None:
+            return numbers_of(part.pixels[None], self.pixels)
+        return numbers_of(part.pixels, self.films.pixels)
 
 
-def fitting_size(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """The multiples of `side` nearest to a size, or to what of its form has so many pixels."""
-    found = [round(each / side) * side for each in (height, width)]
-    if found[0] * found[1] > most:
-        scale = math.sqrt(height * width / most)
-        found = [max(side, math.floor(each / scale / side) * side) for each in (height, width)]
-    elif found[0] * found[1] < least:
-        scale = math.sqrt(least / (height * width))
-        found = [math.ceil(each * scale / side) * side for each in (height, width)]
-    return found[0], found[1]
-
-
-def form_in(folder: Path, token: int, patch: int, merged: int, room: int) -> GridForm:
-    """What a model's preprocessor_config.json says; `merged`: patches along the square of a vector; `room`: for so many pixels, to
-    which larger images shrink. Raises MediaError."""
+def form_in(folder: Path, token: int, patch: int, merged: int, room: int, film_token: int = 0, per_second: int = 0) -> GridForm:
+    """What a model's files say; `merged`: patches along the square of a vector; `room`: for so many pixels, to which larger images
+    shrink; `film_token`: in whose place vectors of videos stand, 0 where none are read; `per_second`: as PairForm. Raises
+    MediaError."""
     raw, side = settings_in(folder), patch * merged
     size = raw.get("size") or {}
     own, fewest = size if isinstance(size, dict) else {}, TOKENS_MIN * side**2
@@ -73,4 +65,7 @@ def form_in(folder: Path, token: int, patch: int, merged: int, room: int) -> Gri
     for key, known in (("patch_size", patch), ("merge_size", merged)):
         if raw.get(key, known) != known:
             raise MediaError(f"{FORM_FILE}: {key} is {raw[key]!r} and {known} in config.json: correct one of them")
-    return GridForm(side, min(least, room), min(most, room), (token,), pixel_form(raw, CLIP))
+    pixels, least, most = pixel_form(raw, CLIP), min(least, room), min(most, room)
+    if not film_token:
+        return GridForm(side, least, most, (token,), pixels)
+    return GridForm(side, least, most, (token, film_token), pixels, films=pairs_in(folder, side, room, per_second))

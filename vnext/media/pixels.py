@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,9 +35,9 @@ class PixelForm(NamedTuple):
 CLIP = PixelForm(BICUBIC, mean=CLIP_MEAN, deviation=CLIP_DEVIATION)
 
 
-def settings_in(folder: Path) -> dict[str, object]:
-    """A model's preprocessor_config.json, {} where it has none. Raises MediaError."""
-    path = folder / FORM_FILE
+def settings_in(folder: Path, file: str = FORM_FILE) -> dict[str, Any]:
+    """A model's preprocessor_config.json, or another file, {} where it has none. Raises MediaError."""
+    path = folder / file
     try:
         found = json.loads(path.read_text()) if path.is_file() else {}
     except (OSError, ValueError) as error:
@@ -75,9 +75,9 @@ def pixel_form(raw: Mapping[str, object], usual: PixelForm = PixelForm()) -> Pix
     )
 
 
-def check_ratio(picture: np.ndarray, name: str) -> None:
-    """Raise MediaError for an image that is far longer than wide."""
-    height, width, _ = picture.shape
+def check_ratio(shape: tuple[int, ...], name: str) -> None:
+    """Raise MediaError for an image, of height and width and more, that is far longer than wide."""
+    height, width, *_ = shape
     if max(height, width) > RATIO_MAX * min(height, width):
         raise MediaError(f"{name} is {width} x {height} pixels: no side may be more than {RATIO_MAX} times the other")
 

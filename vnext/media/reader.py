@@ -5,6 +5,7 @@ Owns the order of the two and what must agree: as many marks in the text as imag
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.media import anyres, grid, rows, tiles, whole
+from vnext.media.films import film_of
+from vnext.media.pairs import BEGIN, END, PLACE, PairForm
 from vnext.media.pictures import MediaError, picture_of
-from vnext.media.seen import Form, with_images
+from vnext.media.seen import Form, Seen, with_images
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
@@ -24,7 +27,9 @@ FORMS: Mapping[str, Callable[..., Form]] = MappingProxyType(
 )
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32
-"""Of one prompt."""
+"""Of one prompt, videos among them."""
+FILM = BEGIN + PLACE + END
+"""Stands for a video in a message of a conversation."""
 
 
 def form_of(folder: Path, sizes: str) -> Form:
@@ -35,10 +40,11 @@ def form_of(folder: Path, sizes: str) -> Form:
 
 
 class Shown(NamedTuple):
-    """An image where ranks find it: the text that stands for it, and (digest, tokens) of each of its inputs."""
+    """An image, or a video, where ranks find it: the text that stands for it, and (digest, tokens) of each of its inputs."""
 
     text: str
     inputs: tuple[tuple[bytes, int], ...]
+    is_film: bool = False
 
 
 class ImageReader:
@@ -48,13 +54,23 @@ class ImageReader:
         """`sizes`: the form of images, as the engine tells it; `addresses`: of the engines. Raises MediaError."""
         self._form, self._rules = form_of(model_path, sizes), rules
         self._store = MediaStore(map(folder_of, addresses))
-        self.mark, self.shown = self._form.mark, self._form.shown
+        self._films: PairForm | None = getattr(self._form, "films", None)
+        self.mark, self.shown, self.shown_film = self._form.mark, self._form.shown, FILM if self._films else ""
 
-    def at(self, addresses: Sequence[tuple[str, str]]) -> list[Shown]:
-        """The images of a prompt at (address, name). Blocks. Raises MediaError."""
-        if len(addresses) > IMAGES_MAX:
-            raise MediaError(f"{addresses[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
-        return [self.seen(address, name, len(addresses) == 1) for address, name in addresses]
+    def at(self, asked: Sequence[tuple[str, str, bool]]) -> list[Shown]:
+        """The images and videos of a prompt at (address, name, whether it is a video). Blocks. Raises MediaError."""
+        if len(asked) > IMAGES_MAX:
+            raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
+        is_alone = len(asked) == 1
+        return [self.film(at, name) if is_film else self.seen(at, name, is_alone) for at, name, is_film in asked]
+
+    def film(self, video: object, name: str) -> Shown:
+        """A video in any form: an address, a file's bytes, or (frames, how many of them a second). Blocks. Raises MediaError."""
+        if (form := self._films) is None:
+            raise MediaError(f"{name} is a video, and this model reads images only")
+        if isinstance(video, str):
+            video = bytes_at(video, self._rules, name)
+        return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, is_film=True)
 
     def seen(self, image: object, name: str, is_alone: bool) -> Shown:
         """An image in any form: an address, a file's bytes, an array, or an image of Pillow. Blocks. Raises MediaError."""
@@ -66,26 +82,33 @@ class ImageReader:
             image = np.asarray(image.convert("RGB"))
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             raise MediaError(f"{name} is no image: give an address, a file's bytes, Pillow's image or uint8 [height, width, 3]")
-        parts, text = self._form.seen(image, name, is_alone)
-        digests = self._store.put([part.file for part in parts], name, [part.rows for part in parts])
-        return Shown(text, tuple(zip(digests, (len(self._form.spelled(part)) for part in parts))))
+        return self._kept(self._form.seen(image, name, is_alone), name)
+
+    def _kept(self, seen: Seen, name: str, is_film: bool = False) -> Shown:
+        digests = self._store.put([part.file for part in seen.parts], name, [(part.rows, part.step) for part in seen.parts])
+        return Shown(seen.text, tuple(zip(digests, (len(self._form.spelled(part)) for part in seen.parts))), is_film)
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
-        """A prompt's text in which each mark is the text of its image. Raises MediaError."""
-        return with_images(text, [image.text for image in images], self.mark)
+        """A prompt's text in which each mark is the text of its image, or video. Raises MediaError."""
+        if self._films is not None:
+            text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
+        return with_images(text, [image.text for image in images if not image.is_film], self.mark)
 
     def packed(self, tokens: Sequence[int], images: Sequence[Shown]) -> bytes:
         """The tokens of a written prompt as the engine gets them: int32 bytes, in which inputs are. Raises MediaError where the
         tokenizer is another model's."""
         given, inputs = np.array(tokens, dtype=np.int32), list[Input]()
         places, behind = np.flatnonzero(np.isin(given, self._form.tokens)), 0
-        for digest, count in (each for image in images for each in image.inputs):
+        queues = [deque(each for image in images if image.is_film == kind for each in image.inputs) for kind in (False, True)]
+        film_token = self._form.tokens[-1] if self._films is not None else None
+        while behind < len(places) and (queue := queues[int(given[places[behind]]) == film_token]):
+            digest, count = queue.popleft()
             own = places[behind : behind + count]
             if len(own) < count or own[-1] - own[0] != count - 1:
                 break
             inputs.append(Input(int(own[0]), count, digest))
             behind += count
         wanted = sum(count for image in images for _, count in image.inputs)
-        if behind != wanted or len(places) != wanted:
+        if behind != wanted or len(places) != wanted or any(queues):
             raise MediaError(f"the tokenizer makes {len(places)} tokens of images where the model has {wanted}")
         return with_inputs(given, inputs).tobytes()

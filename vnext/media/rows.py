@@ -32,7 +32,7 @@ class RowForm(NamedTuple):
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
         """As Form."""
-        check_ratio(picture, name)
+        check_ratio(picture.shape, name)
         height, width, _ = picture.shape
         if (ratio := max(height, width) / self.longest) > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)

@@ -13,11 +13,13 @@ HEAD_MAX = 100
 
 class Part(NamedTuple):
     """One input: pixels uint8 [height, width, 3], or several of one size [N, height, width, 3]; `more` says what else its vectors
-    depend on; `rows`: in how many its tokens lie, where their places tell, else 0."""
+    depend on; `rows`: in how many its tokens lie, where their places tell, else 0; `step`: how much later it was seen than the
+    input before it, with which it goes on, None for a first one."""
 
     pixels: np.ndarray
     more: tuple[int, ...] = ()
     rows: int = 0
+    step: int | None = None
 
     @property
     def file(self) -> bytes:
@@ -63,9 +65,9 @@ def part_in(file: bytes) -> Part:
     return Part(np.frombuffer(file, np.uint8, offset=len(head) + 1).reshape(shape), more[0] if more else ())
 
 
-def with_images(text: str, images: list[str], mark: str) -> str:
+def with_images(text: str, images: list[str], mark: str, kind: str = "images") -> str:
     """The text with each image's in the place of its mark, in order. Raises MediaError where there are more or fewer."""
     pieces = text.split(mark)
     if len(pieces) != len(images) + 1:
-        raise MediaError(f"the prompt has {len(pieces) - 1} times {mark} and {len(images)} images: they must be as many")
+        raise MediaError(f"the prompt has {len(pieces) - 1} times {mark} and {len(images)} {kind}: they must be as many")
     return pieces[0] + "".join(image + piece for image, piece in zip(images, pieces[1:], strict=True))

@@ -1,4 +1,4 @@
-"""Sources: from an image's address to its bytes: a data URL, a file below a folder that the operator names, or the web if allowed.
+"""Sources: from an image's or a video's address to its bytes: data URLs, files below a folder, the web if allowed.
 
 Owns what may be read. Addresses of the web: nothing private, each redirect is looked at anew, and the connection goes to the very
 address that was looked at, so that no second answer of a name server can lead elsewhere.
@@ -59,7 +59,7 @@ def _inside(address: str, name: str) -> bytes:
     if not comma or not head.lower().endswith(";base64"):
         raise MediaError(f"{name} is no data URL of the form data:image/png;base64,...")
     if len(body) > BYTES_MAX * 4 // 3 + 4:
-        raise MediaError(f"{name} has {len(body) * 3 // 4} bytes: an image may have {BYTES_MAX}")
+        raise MediaError(f"{name} has {len(body) * 3 // 4} bytes: it may have {BYTES_MAX}")
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -86,7 +86,7 @@ def _file(address: str, rules: MediaRules, name: str) -> bytes:
 
 def _bounded(data: bytes, name: str) -> bytes:
     if len(data) > BYTES_MAX:
-        raise MediaError(f"{name} has more than {BYTES_MAX} bytes, which an image may have")
+        raise MediaError(f"{name} has more than {BYTES_MAX} bytes, which it may have")
     return data
 
 
@@ -101,7 +101,7 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
         timer.start()
         try:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers={"User-Agent": "vnext", "Accept": "image/*"})
+            connection.request("GET", target, headers={"User-Agent": "vnext", "Accept": "image/*, video/*"})
             answer = connection.getresponse()
             if answer.status in REDIRECTS:
                 address = urljoin(address, answer.headers.get("Location", ""))

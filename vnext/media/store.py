@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from vnext.media.pictures import MediaError
-from vnext.state.store.inputs import DIGEST_SIZE, ROWS_SIZE, with_rows
+from vnext.state.store.inputs import DIGEST_SIZE, hash_of, with_rows
 
 FOLDER = "media"
 """In an engine's run directory, beside the socket of its clients."""
@@ -35,10 +35,10 @@ class MediaStore:
     def __init__(self, folders: Iterable[Path], room_bytes: int = ROOM_BYTES) -> None:
         self._folders, self._room = tuple(folders), room_bytes
 
-    def put(self, files: Sequence[bytes], name: str, rows: Sequence[int] = ()) -> list[bytes]:
-        """Keep the files of the image or sound `name`; returns their digests, which tell in how many `rows` tokens lie, if not 0.
-        Raises MediaError where there is no room."""
-        digests = [digest_of(file, count) for file, count in zip(files, rows or (0,) * len(files), strict=True)]
+    def put(self, files: Sequence[bytes], name: str, places: Sequence[tuple[int, int | None]] = ()) -> list[bytes]:
+        """Keep the files of the image or sound `name`; returns their digests, which tell of each its (rows, step), as `digest_of`
+        has them. Raises MediaError where there is no room."""
+        digests = [digest_of(file, *own) for file, own in zip(files, places or ((0, None),) * len(files), strict=True)]
         named = {digest.hex(): file for digest, file in zip(digests, files, strict=True)}
         try:
             for folder in self._folders:
@@ -58,17 +58,17 @@ def kept_in(folder: Path, digest: bytes, kind: str) -> bytes:
         file = (folder / digest.hex()).read_bytes()
     except OSError as error:
         raise MediaError(f"the {kind} {digest.hex()} is not in {folder}") from error
-    if digest_of(file)[:-ROWS_SIZE] != digest[:-ROWS_SIZE]:
+    if not digest_of(file).startswith(hash_of(digest)):
         with suppress(OSError):  # the next to send it writes it anew
             (folder / digest.hex()).unlink()
         raise MediaError(f"the {kind} {digest.hex()} in {folder} is damaged")
     return file
 
 
-def digest_of(file: bytes, rows: int = 0) -> bytes:
-    """The name of a file, 15 bytes, which ends with the number of `rows` if there are any."""
+def digest_of(file: bytes, rows: int = 0, step: int | None = None) -> bytes:
+    """The name of a file, 15 bytes, which ends with the number of `rows` if there are any, and the `step` (store/inputs.py)."""
     found = blake2b(file, digest_size=DIGEST_SIZE).digest()
-    return with_rows(found, rows) if rows else found
+    return with_rows(found, rows, step) if rows else found
 
 
 def _is_there(path: Path) -> bool:

@@ -76,7 +76,7 @@ def tile_form(raw: Mapping[str, object], places: int, token: int = 0) -> TileFor
 
 def tiles_of(picture: np.ndarray, form: TileForm, name: str) -> Tiles:
     """An image uint8 [height, width, 3] cut into tiles. Raises MediaError for one that is far longer than wide."""
-    check_ratio(picture, name)
+    check_ratio(picture.shape, name)
     height, width, _ = picture.shape
     if form.resizes:
         picture = resized(picture, *_within(height, width, form.longest), form.pixels)

@@ -26,7 +26,7 @@ class WholeForm(NamedTuple):
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
         """As Form."""
-        check_ratio(picture, name)
+        check_ratio(picture.shape, name)
         part = Part(resized(picture, self.side, self.side, self.pixels))
         return Seen((part,), f"\n\n{BEGIN}{PLACE * self.places}{END}\n\n")
 

@@ -64,8 +64,8 @@ class ChatTemplate:
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
-    `image_mark`: what stands for an image in messages and prompts, "" where the model reads none; a template that takes contents as
-    lists of parts gets such.
+    `media`: what stands for an "image" and a "video" in messages and prompts, {} where the model reads none; a template that takes
+    contents as lists of parts gets such.
 
     `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks. `tool_source`: another template
     for requests with tools, whose dialect is that of all; "" for none."""
@@ -83,7 +83,8 @@ class ChatTemplate:
         found = dialect_of(source, added_tokens, tool_parser)
         self.shows_tools, self.dialect = shows_tools(source), found or generic.DIALECT
         self.knows_system = "system" in source
-        self.image_mark, self._takes_parts = "", False
+        self.media: Mapping[str, str] = {}
+        self._takes_parts = False
         self._takes_parts = "content" in source and "type" in source and self._tried_parts()
         self.marks = self._tried(marks_of(source, reasoning_parser))
         self.developer_role = "developer" if "developer" in source else "system"
@@ -94,18 +95,18 @@ class ChatTemplate:
             self._with_tools = ChatTemplate(tool_source, special_tokens, added_tokens, tool_parser, reasoning_parser)
             self.dialect = self._with_tools.dialect
 
-    def mark_images(self, mark: str) -> None:
-        """`mark` stands for an image from now on."""
-        self.image_mark = self._with_tools.image_mark = mark
+    def mark_media(self, marks: Mapping[str, str]) -> None:
+        """These stand for images and videos from now on, by kind; one that is "" for none."""
+        self.media = self._with_tools.media = {kind: mark for kind, mark in marks.items() if mark}
 
     def _in_parts(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with its content as a list, in which each mark is an image."""
-        content, parts = message.get("content"), list[dict[str, str]]()
+        """The message with its content as a list, in which each mark is an image or a video."""
+        content, kinds = message.get("content"), {mark: kind for kind, mark in self.media.items()}
         if not isinstance(content, str):
             return dict(message)
-        for place, text in enumerate(content.split(self.image_mark) if self.image_mark else (content,)):
-            parts += [{"type": "image"}] if place else []
-            parts += [{"type": "text", "text": text}] if text or not content else []
+        pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", content) if kinds else [content]
+        texts = [text for text in pieces if text or not content]
+        parts = [{"type": kinds[text]} if text in kinds else {"type": "text", "text": text} for text in texts]
         return {**message, "content": parts}
 
     def _tried_parts(self) -> bool:

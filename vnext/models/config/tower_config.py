@@ -23,7 +23,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     columns, 0 where positions are learned. `eps`: of norms, `merger_eps` of the one behind the layers. `frames`: of a patch, all
     alike in an image. `window`: squares along each side of what layers see, 0 for all; `whole_layers` see all. `places`: learned
     positions along each side, between which those of patches lie, 0 where each patch has one. What `deep_layers` leave joins the
-    first layers of the decoder.
+    first layers of the decoder. `film_token`: in whose place vectors of videos stand, 0 where none are read; `per_second`: how many
+    places lie from one of their seconds to the next, 0 where texts tell times.
     """
 
     form: FormName
@@ -46,6 +47,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     whole_layers: tuple[int, ...] = ()
     places: int = 0
     deep_layers: tuple[int, ...] = ()
+    film_token: int = 0
+    per_second: int = 0
 
     @property
     def side(self) -> int:
@@ -77,7 +80,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         """The form of images and its numbers, for servers."""
         numbers = {
             "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side),
-            "whole": (self.side, self.vectors), "grid": (self.patch, self.shuffle, self.side**2),
+            "whole": (self.side, self.vectors), "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
         return " ".join(map(str, (self.form, self.image_token, *numbers)))
 
@@ -180,11 +183,13 @@ GRID_MAX = 128
 def parse_grid(raw: Json, width: int) -> Tower:
     """The tower of Qwen2.5-VL. Raises ModelError."""
     usual = {"hidden_size": 3584, "intermediate_size": 3420, "depth": 32, "num_heads": 16, "patch_size": 14, "window_size": 112}
-    vision = usual | {"spatial_merge_size": 2, "temporal_patch_size": 2} | required(raw, "vision_config", {})
+    usual |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 4}
+    vision = usual | required(raw, "vision_config", {})
     refuse(vision, "hidden_act", unless=("silu",))
     refuse(vision, "in_channels", unless=(3,))
     names = ("hidden_size", "num_heads", "patch_size", "spatial_merge_size", "window_size")
     hidden, heads, patch, shuffle, window = (positive(vision, name) for name in names)
+    frames = positive(vision, "temporal_patch_size")
     if hidden % heads or hidden // heads % 4 or not window // shuffle // patch or GRID_MAX % shuffle:
         raise ModelError(
             f"vision_config has {hidden} numbers in {heads} heads, windows of {window} pixels and squares of {patch * shuffle}: "
@@ -204,7 +209,9 @@ def parse_grid(raw: Json, width: int) -> Tower:
         theta=number(vision.get("rope_parameters") or {}, "rope_theta", 10000.0),
         activation="silu",
         eps=1e-6,
-        frames=positive(vision, "temporal_patch_size"),
+        frames=frames,
+        film_token=positive(raw, "video_token_id", 151656) if frames == 2 else 0,
+        per_second=positive(vision, "tokens_per_second"),
         window=window // shuffle // patch,
         whole_layers=tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
     )
@@ -223,7 +230,9 @@ def parse_deep_grid(raw: Json, width: int, layers: int, usual_deep: tuple[int, .
             f"numbers of its {count} layers, in order and at most {layers}; correct config.json"
         )
     found = parse_grid({**raw, "vision_config": {**vision, "hidden_act": "silu", "window_size": GRID_MAX * 64}}, width)
-    return msgspec.structs.replace(found, activation="gelu_tanh", window=0, whole_layers=(), places=isqrt(places), deep_layers=deep)
+    return msgspec.structs.replace(
+        found, activation="gelu_tanh", window=0, whole_layers=(), places=isqrt(places), deep_layers=deep, per_second=0
+    )
 
 
 SPAN_UNIT = 32

@@ -74,8 +74,8 @@ class Passing(NamedTuple):
 
 
 def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig) -> Passing:
-    """Images float32 [N, 3, height, width] of one size before the first layer; `kv` is a cache for the patches of one and one
-    layer, used up."""
+    """Images float32 [N, 3, height, width] of one size, or the frames of one patch, before the first layer; `kv` is a cache for the
+    patches of one and one layer, used up."""
     tower = config.tower
     assert tower is not None
     patch, (count, _, height, width) = tower.patch, pixels.shape
@@ -86,8 +86,10 @@ def begin(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelC
     if tower.theta:
         cosine, sine = turned(rows, columns, config.head_dim, tower.theta, order)
         step = step._replace(cosine=cosine, sine=sine)
-    cut = pixels.reshape(count, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
-    cut = cut.reshape(-1, 3, 1, patch**2).expand(-1, -1, tower.frames, -1).reshape(-1, tower.patch_size)
+    frames = tower.frames if count == tower.frames else 1
+    count //= frames
+    cut = pixels.reshape(count, frames, 3, rows, patch, columns, patch).permute(0, 3, 5, 2, 1, 4, 6)
+    cut = cut.reshape(-1, 3, frames, patch**2).expand(-1, -1, tower.frames, -1).reshape(-1, tower.patch_size)
     if order is not None:
         cut = cut.unflatten(0, (count, -1))[:, order].flatten(0, 1)
     states = step.operations.linear(cut.to(kv[0][0].dtype).contiguous(), *params.patches)

@@ -28,7 +28,7 @@ from vnext.state.params import CHOOSING, ROW_DTYPES, Sampling, is_filtered, is_p
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, blocks_for
 from vnext.state.store.fields import LIVE
-from vnext.state.store.inputs import inputs_in, rows_of
+from vnext.state.store.inputs import DIGEST_SIZE, inputs_in, rows_of, step_of, with_rows
 from vnext.state.windows import row_table
 
 Sampled = Mapping[tuple[int, int, int], Sequence[int]]
@@ -102,14 +102,17 @@ def turning_of(state: State, entries: Sequence[Entry]) -> np.ndarray | None:
 
 
 def places_by_axis(entry: Entry, prompt: bytes) -> list[tuple[int, int, int]]:
-    """Time, row and column of what an entry computes: an image goes on from its first token's, texts behind its longer side."""
-    images = {start: (length, rows_of(digest)) for start, length, digest in inputs_in(np.frombuffer(prompt, np.int32))}
-    found, place = list[tuple[int, int, int]](), 0
+    """Time, row and column of what an entry computes: an image goes on from its first token's, parts of a video from the video's,
+    texts behind the longest side."""
+    images = {start: (length, digest) for start, length, digest in inputs_in(np.frombuffer(prompt, np.int32))}
+    found, place, begin, time, is_open = list[tuple[int, int, int]](), 0, 0, 0, False
     while len(found) < entry.end:
-        length, rows = images.get(len(found), (1, 1))
-        columns = length // rows
-        found += [(place, place + row, place + column) for row in range(rows) for column in range(columns)]
-        place += max(rows, columns)
+        length, digest = images.get(len(found), (1, with_rows(bytes(DIGEST_SIZE), 1)))
+        step, rows = step_of(digest), rows_of(digest)
+        begin, time = (begin, time + step) if is_open and step is not None else (place, 0)
+        is_open, columns = len(found) in images, length // rows
+        found += [(begin + time, begin + row, begin + column) for row in range(rows) for column in range(columns)]
+        place = max(place, begin + time + 1, begin + rows, begin + columns)
     return found[entry.start : entry.end]
 
 

@@ -1,7 +1,8 @@
 """Turning: where a step's tokens stand for a rope that turns by time, rows and columns (M-RoPE, arXiv 2409.12191, section 2.1).
 
 For texts the three are one number. An image's tokens lie in rows (store/inputs.py), from the place of its first token on, and what
-follows goes on behind the longer of its sides. So a token's places follow from the prompt before it, and those of an answer are
+follows goes on behind the longest of its sides, as which time counts: parts of a video begin where it begins, each so much later
+than the one before it as its digest tells. So a token's places follow from the prompt before it, and those of an answer are
 places in the sequence, moved by a number that a row keeps.
 """
 
@@ -12,17 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.state.events import unpack_tokens
-from vnext.state.store.inputs import has_inputs, inputs_in, rows_of
+from vnext.state.store.inputs import has_inputs, inputs_in, rows_of, step_of
 
 
 class Grid(NamedTuple):
-    """An image: tokens `start` to `end` of a prompt, so many a row. `before` and `behind` are added to the places of what stands
-    before and behind."""
+    """An image: tokens `start` to `end` of a prompt, so many a row, which stand from the place `begin` on, and at `time` behind it.
+    `behind` is added to the places of what follows."""
 
     start: int
     end: int
     columns: int
-    before: int
+    begin: int
+    time: int
     behind: int
 
 
@@ -30,10 +32,12 @@ def grids_of(prompt: bytes) -> list[Grid]:
     """The images of a prompt (int32 bytes), in order."""
     found, moved = list[Grid](), 0
     for start, length, digest in inputs_in(unpack_tokens(prompt)) if has_inputs(prompt) else ():
-        rows = rows_of(digest)
-        behind = moved + max(rows, length // rows) - length
-        found.append(Grid(start, start + length, length // rows, moved, behind))
-        moved = behind
+        rows, step, end, next_ = rows_of(digest), step_of(digest), start + length, start + moved
+        begin, time = next_, 0
+        if step is not None and found and found[-1].end == start:
+            begin, time = found[-1].begin, found[-1].time + step
+        moved = max(next_, begin + max(rows, length // rows, time + 1)) - end
+        found.append(Grid(start, end, length // rows, begin, time, moved))
     return found
 
 
@@ -72,9 +76,9 @@ class Turning:
 def turned(grids: list[Grid], positions: np.ndarray) -> np.ndarray:
     """Where these tokens of a prompt stand, int64 [3, n]."""
     found = np.tile(positions, (3, 1))
-    for start, end, columns, before, behind in grids:
+    for start, end, columns, begin, time, behind in grids:
         inside, after = (positions >= start) & (positions < end), positions >= end
         rows, places = np.divmod(positions[inside] - start, columns)
-        found[:, inside] = start + before + np.stack((0 * rows, rows, places))
+        found[:, inside] = begin + np.stack((0 * rows + time, rows, places))
         found[:, after] = positions[after] + behind
     return found

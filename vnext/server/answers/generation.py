@@ -362,7 +362,7 @@ def message_at(body: ChatBody, tokenizer: Tokenizer, prompt: Sequence[int], toke
     offset = len(tokenizer.decode(prompt[:token], skip_special_tokens=False))
     end, found = 0, SETTING
     for number, message in enumerate(body.messages):
-        words = max(content_of(message, "", NEVER).split(NEVER), key=len).strip()
+        words = max(content_of(message, "", dict.fromkeys(("image", "video"), NEVER)).split(NEVER), key=len).strip()
         begin = text.find(words[:WORDS], end) if words else -1
         if begin > offset:
             break

@@ -7,7 +7,8 @@ the template renders, the pairs of calls and results, and the breakpoints up to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,8 +19,9 @@ from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("assistant", "tool")
-TEXTS, IMAGE_PART = ("text", "refusal"), "image_url"
-"""Types of parts, each with its text, or an image's address, under the type's own name."""
+TEXTS, MEDIA = ("text", "refusal"), MappingProxyType({"image_url": "image", "video_url": "video"})
+"""Types of parts, each with its text, or the address of an image or a video, under the type's own name."""
+NO_MEDIA: Mapping[str, str] = MappingProxyType({})
 TTLS_S = {"5m": 300, "1h": 3600}
 """Of Anthropic's `cache_control`; "5m" is the default."""
 
@@ -109,7 +111,7 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if message.role not in _ROLES:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
     role = template.developer_role if message.role == "developer" else message.role
-    shown: dict[str, Any] = {"role": role, "content": content_of(message, path, template.image_mark)}
+    shown: dict[str, Any] = {"role": role, "content": content_of(message, path, template.media)}
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_call_id is not None:
@@ -138,36 +140,37 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return shown if call.id is None else {"id": call.id, **shown}
 
 
-def content_of(message: ChatMessage, path: str, image_mark: str = "") -> str:
-    """A message's text, in which `image_mark` stands for each image; "" where the model reads none. Raises InvalidRequest."""
+def content_of(message: ChatMessage, path: str, marks: Mapping[str, str] = NO_MEDIA) -> str:
+    """A message's text, in which one of the `marks` stands for each image and video; none of a kind that the model does not read.
+    Raises InvalidRequest."""
     if message.content is None and message.role in ANSWERS:  # an answer may be all calls, reasoning or a refusal, a result nothing
         return message.refusal or ""
     if message.content is None:
         raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")
     if isinstance(message.content, str):
         return message.content
-    kinds, found = (*TEXTS, IMAGE_PART) if image_mark else TEXTS, ""
+    read, found = {part: marks[kind] for part, kind in MEDIA.items() if kind in marks}, ""
     for place, part in enumerate(message.content):
         where = f"{path}.content[{place}]"
-        if part.type not in kinds:
-            reads = "text and images" if image_mark else "text only here"
+        if part.type not in (*TEXTS, *read):
+            reads = ("text only here", "text and images", "text, images and videos")[len(read)]
             raise InvalidRequest(f"{where}.type is {part.type!r}: this server reads {reads}, leave it out.", f"{where}.type")
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
-        is_text = part.type != IMAGE_PART
-        between = "\n" if is_text and place and message.content[place - 1].type != IMAGE_PART else ""
-        found += between + (getattr(part, part.type) if is_text else image_mark)
+        is_text = part.type in TEXTS
+        between = "\n" if is_text and place and message.content[place - 1].type in TEXTS else ""
+        found += between + (getattr(part, part.type) if is_text else read[part.type])
     return found
 
 
-def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
-    """The address of each image, and where it stands."""
+def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str, bool]]:
+    """The address of each image and video, where it stands, and whether it is a video."""
     return [
-        (part.image_url.url, f"messages[{place}].content[{at}].image_url")
+        (given.url, f"messages[{place}].content[{at}].{part.type}", MEDIA[part.type] == "video")
         for place, message in enumerate(messages)
         if isinstance(message.content, list)
         for at, part in enumerate(message.content)
-        if part.type == IMAGE_PART and part.image_url is not None
+        if part.type in MEDIA and (given := getattr(part, part.type)) is not None
     ]
 
 

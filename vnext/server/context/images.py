@@ -17,17 +17,17 @@ from vnext.server.context.text_work import TextWork
 
 
 class PromptImages:
-    """The images of one server's conversations. `shown` stands for each in the messages from which prompts are made."""
+    """The images of one server's conversations. `shown` stands for each in the messages from which prompts are made, by kind."""
 
     def __init__(self, model_path: str, sizes: str, addresses: Sequence[str], work: TextWork) -> None:
         """`sizes` and `addresses`: as ImageReader's. Raises MediaError."""
         self._reader, self._work = ImageReader(Path(model_path), sizes, addresses), work
-        self.shown = self._reader.shown
+        self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
 
-    async def read(self, asked: Sequence[tuple[str, str]], client: str) -> list[Shown]:
-        """The images at (address, name), where ranks find them. Raises InvalidRequest, Overloaded."""
+    async def read(self, asked: Sequence[tuple[str, str, bool]], client: str) -> list[Shown]:
+        """The images and videos, as ImageReader has them, where ranks find them. Raises InvalidRequest, Overloaded."""
         with _refused(asked[0][1]):
-            return await self._work.run(sum(len(each) for each, _ in asked), client, partial(self._reader.at, asked))
+            return await self._work.run(sum(len(each) for each, *_ in asked), client, partial(self._reader.at, asked))
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """The prompt's text. Raises InvalidRequest where it has other marks than those of its images."""

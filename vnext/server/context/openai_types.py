@@ -121,6 +121,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
+    video_url: ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ class ServerContext:
 
         addresses = self.settings.engine_address, *self.settings.other_engines
         images = PromptImages(self.settings.model_path, sizes, addresses, self.work)
-        template.mark_images(images.shown)
+        template.mark_media(images.shown)
         return images
 
     @cached_property

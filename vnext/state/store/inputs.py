@@ -3,7 +3,8 @@
 So whatever compares histories, block hashes above all, tells inputs apart; the input itself is needed only where it is computed.
 Four tokens in a row spell a digest, 30 bits each, over and over; the first of an input has one bit more. No text has such a token.
 Source of the idea: SGLang's padding of placeholders with values of an image's hash. In an engine of grids (`SchedulerConfig.grids`)
-inputs are images whose tokens lie in rows of one length, and the last bytes of a digest tell how many.
+inputs are images whose tokens lie in rows of one length, and the last bytes of a digest tell how many. Two frames of a video are
+an image; the last bit of the digest says that it goes on with the one before it, and the bytes before tell after how much time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
 DIGEST_SIZE = 15
-ROWS_SIZE = 2
+ROWS_SIZE, STEP_SIZE = 2, 2
+GOES_ON, STEP_MAX = 1 << 15, (1 << 16) - 1
 TOKENS_MIN = DIGEST_WORDS
 """Of an input."""
 BITS = 30
@@ -70,14 +72,28 @@ def digest_at(tokens: np.ndarray, start: int) -> bytes:
     return number.to_bytes(DIGEST_SIZE, "little")
 
 
-def with_rows(digest: bytes, rows: int) -> bytes:
-    """The digest of an input whose tokens lie in so many rows."""
-    return digest[:-ROWS_SIZE] + rows.to_bytes(ROWS_SIZE, "little")
+def with_rows(digest: bytes, rows: int, step: int | None = None) -> bytes:
+    """The digest of an input whose tokens lie in so many rows; `step`: so much later than those of the input before it, with which
+    it goes on, None for one that begins anew."""
+    if step is None:
+        return digest[:-ROWS_SIZE] + rows.to_bytes(ROWS_SIZE, "little")
+    return digest[: -ROWS_SIZE - STEP_SIZE] + step.to_bytes(STEP_SIZE, "little") + (rows | GOES_ON).to_bytes(ROWS_SIZE, "little")
 
 
 def rows_of(digest: bytes) -> int:
     """In how many rows its tokens lie."""
-    return int.from_bytes(digest[-ROWS_SIZE:], "little")
+    return int.from_bytes(digest[-ROWS_SIZE:], "little") & ~GOES_ON
+
+
+def step_of(digest: bytes) -> int | None:
+    """How much later its tokens are than those of the input before it; None where it begins anew."""
+    is_later = int.from_bytes(digest[-ROWS_SIZE:], "little") & GOES_ON
+    return int.from_bytes(digest[-ROWS_SIZE - STEP_SIZE : -ROWS_SIZE], "little") if is_later else None
+
+
+def hash_of(digest: bytes) -> bytes:
+    """What of it tells inputs apart, whatever it says of places."""
+    return digest[: -ROWS_SIZE - STEP_SIZE] if step_of(digest) is not None else digest[:-ROWS_SIZE]
 
 
 def with_inputs(tokens: np.ndarray, inputs: list[Input]) -> np.ndarray:

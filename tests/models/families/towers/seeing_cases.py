@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +20,9 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers.video_utils import VideoMetadata
 
-IMAGE, SIDE = 90, 32
+IMAGE, FILM, SIDE = 90, 93, 32
 TEXT: dict[str, Any] = dict(
     vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=2048, rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
@@ -65,16 +70,16 @@ CASES = {
     "grid": SeeingCase(
         "Qwen2_5_VL", {"model_type": "qwen2_5_vl_text", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 3]}},
         {"model_type": "qwen2_5_vl_vision", "num_hidden_layers": 4, "window_size": 16, "out_hidden_size": 48, "fullatt_block_indexes": [2]},
-        {"image_token_id": IMAGE, "video_token_id": 96, "vision_start_token_id": 91, "vision_end_token_id": 92},
-        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        {"image_token_id": IMAGE, "video_token_id": FILM, "vision_start_token_id": 91, "vision_end_token_id": 92},
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
         {"size": {"shortest_edge": 16**2, "longest_edge": 96**2}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
         ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
     ),
     "deep": SeeingCase(
         "Qwen3VL", {"model_type": "qwen3_vl_text", "head_dim": 12, "num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
         {"model_type": "qwen3_vl_vision", "num_hidden_layers": 4, "out_hidden_size": 48, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
-        {"image_token_id": IMAGE, "video_token_id": 96, "vision_start_token_id": 91, "vision_end_token_id": 92},
-        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        {"image_token_id": IMAGE, "video_token_id": FILM, "vision_start_token_id": 91, "vision_end_token_id": 92},
+        ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
         {"size": {"shortest_edge": 16**2, "longest_edge": 96**2}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2},
         ("qwen2_vl.image_processing_pil_qwen2_vl", "Qwen2VLImageProcessorPil", {}),
     ),
@@ -106,6 +111,11 @@ MARKS = {"whole": "<start_of_image>"}
 """What stands for an image in a text, where it is not the token of vectors."""
 
 
+FILMS = {"fps": 2, "min_frames": 4, "max_frames": 9, "size": {"shortest_edge": 16**2, "longest_edge": 64**2}}
+ALL_FILMS = FILMS | {"size": {"shortest_edge": 6 * 16**2, "longest_edge": 9 * 48**2}}
+"""What video_preprocessor_config.json says, of a frame and of all frames."""
+
+
 def save_seeing(path: Path, kind: str) -> torch.nn.Module:
     """Save a random model with what reads text and images for it; returns it as transformers computes it."""
     torch.manual_seed(1)
@@ -133,6 +143,8 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
     template = TEMPLATE.replace("IMAGE", MARKS.get(kind, case.words[0]))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<eos>"}))
     (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
+    if kind in GRIDS:
+        (path / "video_preprocessor_config.json").write_text(json.dumps(FILMS if kind == "grid" else ALL_FILMS))
     return model
 
 
@@ -146,8 +158,45 @@ def processed(kind: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor
     return found
 
 
+@cache
+def films_of(name: str) -> ModuleType:
+    """transformers' module that reads videos for qwen2_vl or qwen3_vl, whose names and sizes need no torchvision, if it is missing."""
+    import_module("transformers.video_processing_utils")
+    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional"]
+    lacking = {} if find_spec("torchvision") else {each: ModuleType(each) for each in names}
+    sys.modules.update(lacking)
+    try:
+        return import_module(f"transformers.models.{name}.video_processing_{name}")
+    finally:
+        for each in lacking:
+            del sys.modules[each]
+
+
+def processed_film(kind: str, frames: np.ndarray, rate: float) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """What transformers makes of a video: numbers of patches, their grid, and seconds from one row of them to the next. Its own
+    resizing needs torchvision: each frame is resized by Pillow, as its images are."""
+    is_timed, settings = kind == "grid", FILMS if kind == "grid" else ALL_FILMS
+    own = films_of("qwen2_vl" if is_timed else "qwen3_vl")
+    kept = own.Qwen2VLVideoProcessor if is_timed else own.Qwen3VLVideoProcessor
+    processor = kept.__new__(kept)
+    processor.__dict__.update({"num_frames": None, **{key: value for key, value in settings.items() if key != "size"}})
+    metadata = VideoMetadata(total_num_frames=len(frames), fps=rate)
+    numbers = [int(each) for each in processor.sample_frames(metadata, fps=settings["fps"])]
+    metadata.frames_indices, (height, width) = numbers, frames.shape[1:3]
+    size = {"min_pixels": settings["size"]["shortest_edge"], "max_pixels": settings["size"]["longest_edge"], "factor": 8}
+    height, width = own.smart_resize(*(() if is_timed else (len(numbers),)), height, width, **size)
+    pictures = [Image.fromarray(frames[each]).resize((width, height), Image.Resampling.BICUBIC) for each in numbers]
+    module, name, more = CASES[kind].processor
+    images = getattr(import_module(f"transformers.models.{module}"), name)(**CASES[kind].settings, **more)
+    scaled = [images.rescale(np.asarray(each).transpose(2, 0, 1), 1 / 255) for each in pictures]
+    normed = [images.normalize(each, kept.image_mean, kept.image_std) for each in scaled]
+    patches, *grid = processor.patchify(torch.from_numpy(np.stack(normed))[None].float(), 4, 2, 2)
+    return patches[0], torch.tensor([grid]), 2 / metadata.sampled_fps
+
+
 TEMPLATE = (
     "{% for message in messages %}<bos> {{ message.role }} "
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}"
+    "{% if part.type == 'image' %}IMAGE{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}"
 )

@@ -17,7 +17,7 @@ from vnext.models.layers.sharding import Layout
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
 
-IMAGE = 248056
+TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
@@ -32,5 +32,5 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         return config
     scaling = {"mrope_section": [11, 11, 10], **scaling_of(text_part(raw))}
     rope = with_axes(config.rope, scaling, int(config.head_dim * config.rope.share) // 2, takes_turns=True)
-    tower = parse_deep_grid({"image_token_id": IMAGE} | raw, config.hidden_size, 0, ())
+    tower = parse_deep_grid(TOKENS | raw, config.hidden_size, 0, ())
     return msgspec.structs.replace(config, rope=rope, tower=tower)

@@ -1,0 +1,85 @@
+"""A video through the doors: the chat's answer is the one that `LLM` gives, the same video is a hit, and what is none gets one sentence."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.e2e.serving import Server, serving
+from tests.media.test_films import written
+from tests.models.families.towers.seeing_cases import save_seeing
+from tests.models.families.towers.tower_cases import save_reader
+from vnext import LLM, SamplingParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+
+SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
+FIXED = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("films") / "nets"
+    save_seeing(found, "nets")
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("logs"), str(path), "--dtype", "float32", "--block-size", "4") as found:
+        yield found
+
+
+def asked(server: Server, address: str, text: str = "d3 e4") -> dict[str, Any]:
+    content = [{"type": "video_url", "video_url": {"url": address}}, {"type": "text", "text": text}]
+    body = {"messages": [{"role": "user", "content": content}], **FIXED}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+
+
+def address_of(data: bytes) -> str:
+    return "data:video/mp4;base64," + base64.b64encode(data).decode()
+
+
+def test_a_chat_sees_its_video(server: Server, path: Path) -> None:
+    data = written()
+    first, again = asked(server, address_of(data)), asked(server, address_of(data))
+    answer = first["choices"][0]["token_ids"]
+    assert again["choices"][0]["token_ids"] == answer and again["usage"]["prompt_tokens_details"]["cached_tokens"] > 8
+    with LLM(str(path), dtype="float32", block_size=4) as llm:
+        talk = [{"role": "user", "content": [{"type": "video", "video": data}, {"type": "text", "text": "d3 e4"}]}]
+        [chatted] = llm.chat(talk, GREEDY, use_tqdm=False)
+        prompt = {"prompt": f"<bos> user {SHOWN}d3 e4 <eos> ", "multi_modal_data": {"video": data}}
+        [generated] = llm.generate(prompt, GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequest, match=r"^the prompt has 0 times .* and 1 videos: they must be as many\.$"):
+            llm.generate({**prompt, "prompt": "d3"}, GREEDY, use_tqdm=False)
+    assert list(chatted.prompt_token_ids) == first["prompt_token_ids"]
+    assert list(chatted.outputs[0].token_ids) == list(generated.outputs[0].token_ids) == answer
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        (address_of(b"abc"), "is no video that can be read: it must be MP4, WebM, Matroska, AVI, GIF."),
+        ("http://127.0.0.1/x.mp4", "is an address of the web, which this server does not read: send the image as a data URL."),
+        ("file:///etc/passwd", "is a file here, which is not read: send the image as a data URL."),
+    ],
+)
+def test_what_is_no_video_gets_one_sentence(server: Server, address: str, sentence: str) -> None:
+    pytest.importorskip("av", reason="PyAV is missing: pip install 'vnext[video]'")
+    name = "messages[0].content[0].video_url"
+    assert asked(server, address)["error"] | {"type": "", "code": None} == {
+        "message": f"{name} {sentence}", "param": name, "type": "", "code": None,
+    }  # fmt: skip
+
+
+def test_a_model_that_reads_images_alone_says_so(tmp_path: Path) -> None:
+    save_reader(tmp_path)
+    with LLM(str(tmp_path), dtype="float32", block_size=4) as llm:
+        with pytest.raises(InvalidRequest, match="is a video, and this model reads images only"):
+            llm.generate({"prompt": "<image> d3", "multi_modal_data": {"video": (np.zeros((2, 32, 32, 3), np.uint8), 1.0)}}, GREEDY)
