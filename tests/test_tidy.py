@@ -103,7 +103,7 @@ ARROWS = {
         "log", "models/errors", "models/weight_index", "base",
     },
     "routing": {"state/*", "log"},
-    "runtime/client": {"runtime/protocol", "state/*", "routing/*", "base"},
+    "runtime/client": {"runtime/protocol", "state/*", "state/store/inputs", "routing/*", "base"},
     "runtime/hosts": {
         "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives", "base",
     },
@@ -272,7 +272,7 @@ LATE_IMPORTS = {
     "vnext/runtime/transport/collectives/meeting.py": (1, "gloo and GPUs"),
     "vnext/runtime/rank/gpu_loading.py": (1, "a second of torch's compiler"),
     "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
-    "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (10, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),

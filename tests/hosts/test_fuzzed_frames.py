@@ -22,6 +22,7 @@ from test_wire import met, pair
 from vnext.base.version import __version__
 from vnext.runtime.hosts.agent import Agent
 from vnext.runtime.hosts.frames import Beat, EndRanks, FromRank, HostHere, RanksEnded, RingMessage, encode
+from vnext.runtime.hosts.handover.page_files import PageFolder
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.source import HandoverFailed
 from vnext.runtime.hosts.handover.tcp import Asked, BlockServer, TcpSource
@@ -31,7 +32,6 @@ from vnext.runtime.hosts.master import Hosts
 from vnext.runtime.hosts.wire import Greeting, Proof, Refusal, WireBroken, WireRefused, connected
 from vnext.runtime.processes.subprocesses import HostLost
 from vnext.runtime.protocol.messages import encoder
-from vnext.runtime.rank.page_files import PageFolder
 
 ROUNDS, LONG_ROUNDS = 40, 3_000
 pack = msgspec.msgpack.encode

@@ -83,8 +83,9 @@ class LLM(EngineOperations):
         self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, None)
         self._address = self._engine.addresses[0]
-        policy, prefill_engines = self._settings.data_parallel_policy, self._settings.prefill_engines
-        client = SyncEngineClient.connect(self._engine.addresses, policy=policy, prefill_engines=prefill_engines)
+        own = self._settings
+        shared = {"prefill_engines": own.prefill_engines, "encode_engines": own.encode_engines}
+        client = SyncEngineClient.connect(self._engine.addresses, policy=own.data_parallel_policy, **shared)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, client)
         self._client, self.ready = client, client.ready

@@ -111,7 +111,8 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
 def _handover_settings(engine: EngineSettings) -> dict[str, Any]:
     """What API servers need to know of hand-overs."""
     takes_tickets = engine.role == "decode" and bool(engine.cluster_secret_file)
-    return {"prefill_engines": engine.prefill_engines, "role": engine.role, "takes_tickets": takes_tickets}
+    shared = {"prefill_engines": engine.prefill_engines, "encode_engines": engine.encode_engines}
+    return shared | {"role": engine.role, "takes_tickets": takes_tickets}
 
 
 def usual_names(model: str, folder: Path) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ BOUNDS = {
     "pinned_kv_fraction": (0.0, 0.9),
     "snapshot_interval": (0, COUNT_MAX),
     "prefill_engines": (0, 2**10),
+    "encode_engines": (0, 2**10),
     "handover_bytes": (0, 2**60),
     "ipc_bytes_max": (0, 2**40),
     "log_keep": (0, 2**20),
@@ -288,12 +289,13 @@ def _check_ranks(settings: EngineSettings) -> None:
 
 def _check_roles(settings: EngineSettings) -> None:
     """Raise SettingsError for engines that cannot share the work on a request."""
-    count, size, role = settings.prefill_engines, settings.data_parallel_size, settings.role
+    _check_encoding(settings)
+    count, size, role = settings.prefill_engines, settings.data_parallel_size - settings.encode_engines, settings.role
     if count and role != "both":
         raise SettingsError(f"role is {role}, and prefill_engines gives each engine its own: leave one of the two out.")
     if count >= size:
         raise SettingsError(f"prefill_engines is {count} of data_parallel_size {size}: leave at least one to decode.")
-    if not count and role == "both":
+    if not count and role in ("both", "encode"):
         return
     given = f"prefill_engines is {count}" if count else f"role is {role}"
     if not settings.enable_prefix_caching:
@@ -306,13 +308,31 @@ def _check_roles(settings: EngineSettings) -> None:
         raise SettingsError(f"{given}, and cluster_secret_file is missing: give the servers of all roles the same file.")
 
 
+def _check_encoding(settings: EngineSettings) -> None:
+    """Raise SettingsError for engines that cannot encode for others."""
+    count, size = settings.encode_engines, settings.data_parallel_size
+    if not count and settings.role != "encode":
+        return
+    given = f"encode_engines is {count}" if count else "role is encode"
+    if count and settings.role != "both":
+        raise SettingsError(f"{given}, which gives engines their roles, and role is {settings.role}: leave one of the two out.")
+    if count >= size:
+        raise SettingsError(f"{given} of data_parallel_size {size}: leave at least one to answer.")
+    if not count:
+        raise SettingsError(f"{given}, which engines of one server have so far: use data_parallel_size and encode_engines.")
+    for name in ("pipeline_parallel_size", "nnodes"):
+        if getattr(settings, name) > 1:
+            why = "vectors of inputs go to ranks of one host"
+            raise SettingsError(f"{name} is {getattr(settings, name)}, and {why}: leave {given.split()[0]} out.")
+
+
 def _check_handover(settings: EngineSettings) -> None:
     """Raise SettingsError for a hand-over that goes no way, or not that way."""
     address, transport, usual = settings.handover_address, settings.handover_transport, EngineSettings()
     if transport == "nixl":
         why = "which moves blocks between GPUs, and vnext hands blocks over on CPUs so far"
         raise SettingsError(f"handover_transport is nixl, {why}: use auto.")
-    if not settings.prefill_engines and settings.role != "prefill":
+    if not (settings.prefill_engines or settings.encode_engines) and settings.role != "prefill":
         for name in ("handover_address", "handover_bytes", "handover_transport"):
             if (value := getattr(settings, name)) != getattr(usual, name):
                 remedy = "add --role prefill or --prefill-engines, or leave it out"

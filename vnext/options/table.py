@@ -70,6 +70,7 @@ ENGINE_HELP = {
     "data_parallel_policy": "which engine a request goes to: prefix, least_loaded, round_robin or consistent_hash",
     "role": "prefill computes prompts for other servers, decode answers behind those; see docs/disaggregation.md",
     "prefill_engines": "number of the engines of --data-parallel-size that compute prompts for the others; 0 for none",
+    "encode_engines": "number of them that only encode images and sounds for the others; 0 for none",
     "handover_address": "host:port at which prefill engines serve blocks to other hosts, one port for each rank (default: none)",
     "handover_bytes": "maximum size of the blocks that an engine offers to others, in shared memory; 1G is binary",
     "handover_transport": "how blocks get to another engine: auto is shared memory on one host and TCP between hosts",

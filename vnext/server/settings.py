@@ -38,7 +38,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     answer for `write_timeout_s`. A stream shows a sign of life after `sse_ping_interval_s` of silence (0: never).
 
     `engine_address` is the first engine's, `other_engines` are those of the others, among
-    which `data_parallel_policy` chooses; the first `prefill_engines` compute prompts for the others. With `role` "prefill" routers
+    which `data_parallel_policy` chooses; the first `prefill_engines` compute prompts for the others, the last
+    `encode_engines` images and sounds. With `role` "prefill" routers
     may have prompts computed for other servers; with `takes_tickets` they may send requests whose prompts another server has
     computed.
 
@@ -86,6 +87,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     other_engines: tuple[str, ...] = ()
     data_parallel_policy: str = DEFAULT_POLICY
     prefill_engines: int = 0
+    encode_engines: int = 0
     role: Role = "both"
     takes_tickets: bool = False
     api_server_count: int = 1

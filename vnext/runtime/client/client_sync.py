@@ -39,17 +39,19 @@ class SyncEngineClient:
 
     @classmethod
     def connect(
-        cls, address: str | Sequence[str], timeout_s: float = 60.0, policy: str = DEFAULT_POLICY, prefill_engines: int = 0
+        cls, address: str | Sequence[str], timeout_s: float = 60.0, policy: str = DEFAULT_POLICY, prefill_engines: int = 0,
+        encode_engines: int = 0,
     ) -> SyncEngineClient:
         """Wait until the engine core at `address`, or at each of several, is ready. `policy` chooses among several, of which the
-        first `prefill_engines` compute prompts for the others. Raises EngineDead after `timeout_s`."""
+        first `prefill_engines` compute prompts for the others, and the last `encode_engines` images and sounds. Raises EngineDead
+        after `timeout_s`."""
         addresses = (address,) if isinstance(address, str) else address
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine client", daemon=True)
         thread.start()
         client = cls(loop, thread)
         try:
-            client._client = client._wait(connect_engines(addresses, timeout_s, policy, prefill_engines=prefill_engines))
+            client._client = client._wait(connect_engines(addresses, timeout_s, policy, 0, prefill_engines, encode_engines))
         finally:
             if client._client is None:
                 client._stop_loop()

@@ -19,12 +19,13 @@ AnyEngineClient: TypeAlias = "EngineClient | Replicas"
 
 async def connect_engines(
     addresses: Sequence[str], timeout_s: float | None = 60.0, policy: str = DEFAULT_POLICY, number: int = 0,
-    prefill_engines: int = 0,
+    prefill_engines: int = 0, encode_engines: int = 0,
 ) -> AnyEngineClient:
     """A client of one engine, or of several among which `policy` chooses, in the process of this number among those that use them.
-    The first `prefill_engines` compute prompts for the others. Raises what EngineClient.connect does."""
+    The first `prefill_engines` compute prompts for the others, the last `encode_engines` images and sounds. Raises what
+    EngineClient.connect does."""
     if len(addresses) == 1:
         return await EngineClient.connect(addresses[0], timeout_s)
     from vnext.runtime.client.replicas import Replicas
 
-    return await Replicas.connect(addresses, timeout_s, policy, number, prefill_engines)
+    return await Replicas.connect(addresses, timeout_s, policy, number, prefill_engines, encode_engines)

@@ -12,10 +12,10 @@ from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, derive
 
 class LiveRequest:
     """A request whose last output has not arrived. `tokens` (int32) are those that have; `number` is its number in the engine core
-    that has it, -1 before its first output. `prefilled`: the output of the engine that has computed its prompt for that one, None
-    without one."""
+    that has it, -1 before its first output. `is_encoded`: no other engine is asked for its inputs. `prefilled`: the output of the
+    engine that has computed its prompt for that one, None without one."""
 
-    __slots__ = ("_is_repeated", "_known", "_was_heard", "number", "prefilled", "request", "stream", "tokens")
+    __slots__ = ("_is_repeated", "_known", "_was_heard", "is_encoded", "number", "prefilled", "request", "stream", "tokens")
 
     def __init__(self, request: SubmitRequest, stream: OutputStream) -> None:
         self.request, self.stream = request, stream
@@ -23,7 +23,7 @@ class LiveRequest:
         self.number = -1
         self.prefilled: RequestOutput | None = None
         self._known = 0  # tokens when it was submitted
-        self._was_heard = self._is_repeated = False
+        self._was_heard = self._is_repeated = self.is_encoded = False
 
     def lose(self, root_seed: int) -> None:
         """The engine core that had it has ended. A request that has had an output keeps the key that `root_seed` gave it."""

@@ -4,7 +4,8 @@ Owns what is known of each engine, folded from its events (router/), the seeds o
 requests whose engine has ended: another one that is ready computes them again from their tokens, so their texts stay. They wait
 only while no engine is ready. Requests that two engine cores in a row have lost stay with the last one, whose successor tries them
 alone (core/trials.py). Where prefill and decode are apart, a prompt goes to an engine of the one kind and then, with a ticket for
-its blocks, to one of the other; where a kind is missing, the engines that there are do both.
+its blocks, to one of the other; where a kind is missing, the engines that there are do both. Before that, an engine that encodes
+alone is asked for the vectors of a prompt's images or sounds (encode.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from vnext.routing.prompts import Prompt
 from vnext.routing.router import Router
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.connection import weights_folder
+from vnext.runtime.client.encode import Encode, Encoders
 from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, OutputStream, Refused
@@ -51,11 +53,13 @@ log = logging.getLogger(__name__)
 class Replicas:
     """See the module. It has the interface of EngineClient, and belongs to the event loop that connected it."""
 
-    def __init__(self, addresses: Sequence[str], policy: str, prefill_engines: int = 0) -> None:
-        """`policy`: a name of routing/policies.py. The first `prefill_engines` compute prompts for the others."""
-        self._prefill_engines = prefill_engines
-        self._router = Router(len(addresses), policy)
-        self._clients = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
+    def __init__(self, addresses: Sequence[str], policy: str, prefill_engines: int = 0, encode_engines: int = 0) -> None:
+        """`policy`: a name of routing/policies.py. The first `prefill_engines` compute prompts for the others, the last
+        `encode_engines` images and sounds."""
+        self._prefill_engines, self._writers = prefill_engines, len(addresses) - encode_engines
+        self._router = Router(self._writers, policy)
+        self._all = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
+        self._clients, self._encoders = self._all[: self._writers], Encoders(self._all[self._writers :])
         self._sequence = count()
         self._root_seed = 0
         self._is_closed = False
@@ -63,14 +67,15 @@ class Replicas:
 
     @classmethod
     async def connect(
-        cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int, prefill_engines: int = 0
+        cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int, prefill_engines: int = 0,
+        encode_engines: int = 0,
     ) -> Replicas:
         """Wait until each engine core is ready, or has ended. `number`: of this process among those that use the engines; the seeds
         of number 0 are those of one engine that has all requests. Raises what EngineClient.connect does, if none is ready."""
-        replicas = cls(addresses, policy, prefill_engines)
-        begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._clients]
-        failed = [each for each in await asyncio.gather(*begun, return_exceptions=True) if each is not None]
-        if len(failed) == len(addresses):
+        replicas = cls(addresses, policy, prefill_engines, encode_engines)
+        begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._all]
+        failed = [each for each in (await asyncio.gather(*begun, return_exceptions=True))[: replicas._writers] if each is not None]
+        if len(failed) == replicas._writers:
             raise failed[0]
         root_seed = replicas.ready.root_seed
         replicas._root_seed = derived_seed(root_seed, OTHERS + number) if number else root_seed
@@ -94,7 +99,7 @@ class Replicas:
     @property
     def engines(self) -> tuple[EngineClient, ...]:
         """The clients of single engines, by the engines' numbers."""
-        return self._clients
+        return self._all
 
     @property
     def followers(self) -> Followers:
@@ -135,22 +140,22 @@ class Replicas:
 
     @property
     def recoveries(self) -> int:
-        return sum(client.recoveries for client in self._clients)
+        return sum(client.recoveries for client in self._all)
 
     @property
     def recovery_seconds(self) -> float:
-        return sum(client.recovery_seconds for client in self._clients)
+        return sum(client.recovery_seconds for client in self._all)
 
     @property
     def live_count(self) -> int:
-        return sum(client.live_count for client in self._clients)
+        return sum(client.live_count for client in self._all)
 
     def submit_all(self, requests: Sequence[SubmitRequest]) -> OutputStream:
         """As EngineClient does. Requests of one prompt go to one engine."""
         if (death := self.death) is not None:
             raise EngineDead(death)
         names = {request.name for request in requests}
-        if len(names) != len(requests) or any(client.has_any(names) for client in self._clients):
+        if len(names) != len(requests) or any(client.has_any(names) for client in self._all):
             raise ValueError("a request's name must be unique among the live requests")
         stream = OutputStream(names, self._drop)
         self._place([LiveRequest(self._seeded(request), stream) for request in requests])
@@ -159,29 +164,30 @@ class Replicas:
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
         """As EngineClient does."""
         names = tuple(names)
-        for client in self._clients:
+        for client in self._all:
             client.abort(names, reason)
 
     def abort_all(self, reason: AbortReason) -> None:
-        for client in self._clients:
+        for client in self._all:
             client.abort_all(reason)
 
     def reset_prefix_cache(self) -> None:
-        for client in self._clients:
+        for client in self._all:
             client.reset_prefix_cache()
 
     async def operate(self, operation: AnyOperation) -> Any:
         """Carry out an operation on every engine that lives; the first one's value, for CallRanks the values of all ranks. Raises
         NotDone: no engine has done it, unless the sentence names one that has; and EngineDead."""
-        living = [(number, client) for number, client in enumerate(self._clients) if client.death is None]
+        asked = self._all if isinstance(operation, CallRanks) else self._clients
+        living = [(number, client) for number, client in enumerate(asked) if client.death is None]
         if not living:
             raise EngineDead(self.death or "")
         if missing := [number for number, client in living if not client.is_up]:
             raise NotDone(f"engine {missing[0]} is being started again, so no engine was asked: ask again")
         home = weights_folder(self._clients[0].address)
         own = [operation, *(_own(operation, home, weights_folder(client.address)) for _, client in living[1:])]
-        asked = (client.operate(each) for (_, client), each in zip(living, own))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        begun = (client.operate(each) for (_, client), each in zip(living, own))
+        answers = await asyncio.gather(*begun, return_exceptions=True)
         errors = {number: each for (number, _), each in zip(living, answers) if isinstance(each, BaseException)}
         if errors:
             raise _failure(errors, [number for number, _ in living])
@@ -191,14 +197,14 @@ class Replicas:
     async def close(self) -> None:
         """As EngineClient does."""
         self._is_closed = True
-        await asyncio.gather(*(client.close() for client in self._clients))
+        await asyncio.gather(*(client.close() for client in self._all))
         if self._decisions is not None:
             self._router.record = None
             self._decisions.close()
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
         names = tuple(names)
-        for client in self._clients:
+        for client in self._all:
             client.drop(names, reason)
 
     def _seeded(self, request: SubmitRequest) -> SubmitRequest:
@@ -222,13 +228,24 @@ class Replicas:
         """Send requests to engines, those of one prompt to one."""
         chosen: dict[tuple[bytes, bool], int] = {}
         for live in requests:
-            if isinstance(live.stream, Prefill):
+            if isinstance(live.stream, Encode):
+                live = live.stream.given_back()
+            elif isinstance(live.stream, Prefill):
                 live = live.stream.given_back(live.request.deaths)
+            elif self._encoders.take(live, self._encoded):
+                continue
             if self._is_split and is_worth(live.request, self.ready.config.block_size):
                 live = Prefill(live, self._decode).request()
             key = live.request.prompt, live.request.hands_over
             chosen[key] = self._choose(live.request, chosen.get(key))
             self._clients[chosen[key]].take(live)
+
+    def _encoded(self, live: LiveRequest) -> None:
+        """The images and sounds of a request are encoded, or are to be encoded where it is computed."""
+        if self.death is None:
+            self._place([live])
+        else:
+            live.stream.fail(EngineDead(self.death))
 
     @property
     def _is_split(self) -> bool:
@@ -263,6 +280,7 @@ class Replicas:
         """An engine core has ended or is ready: no request waits for one that is not, while another one is."""
         if self._is_closed or self.death is not None:
             return
+        self._place(self._encoders.lost())
         any_up = any(client.is_up for client in self._clients)
         for client in self._clients:
             if client.death is not None:

@@ -45,7 +45,7 @@ from vnext.runtime.protocol.messages import (
     derived_seed,
     encoder,
 )
-from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, SOUNDS
+from vnext.runtime.protocol.reasons import ENCODES, IMAGES, NO_HEAD, SOUNDS
 from vnext.runtime.protocol.stats import CacheMiss
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
@@ -249,7 +249,11 @@ class Clients:
             cache_salt=wish.cache_salt,
             client=wish.client,
         )
-        if (why_not := self._refusal(state, peer, event)) is not None:
+        if (ENCODES in self._ready.environment) != wish.encodes:
+            why_not: str | None = "this engine only encodes images and sounds for others: ask one of another role"
+        else:
+            why_not = self._refusal(state, peer, event)
+        if why_not is not None:
             self._send(peer, RequestRefused(name=wish.name, message=why_not))
             return None
         self._owners.add(peer, wish.name, next_id)

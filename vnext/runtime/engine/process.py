@@ -24,6 +24,7 @@ import zmq
 
 from vnext.base.exits import DONE, FAILED, FOLLOWED, REFUSED
 from vnext.media.store import FOLDER
+from vnext.media.vectors import DISK_SHARE
 from vnext.models.errors import ModelError
 from vnext.runtime.engine.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.engine.engine_core import EngineCore
@@ -178,8 +179,8 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
-    "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_bytes", "kv_disk_max_age_s", "handover_address",
-    "cluster_secret_file", "packed_weights_dir", "family", "sampler", "enable_expert_parallel",
+    "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_max_age_s", "handover_address", "cluster_secret_file",
+    "packed_weights_dir", "family", "sampler", "enable_expert_parallel",
     "enable_expert_load", "enable_guidance",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
@@ -242,7 +243,10 @@ def handover_settings(settings: CoreSettings) -> dict[str, Any]:
     """What ranks need to know of hand-overs."""
     room = settings.engine.handover_bytes // settings.engine.world_size
     own = {"handover_dir": str(shared_twin(settings.run_dir)), "media_dir": f"{settings.run_dir}/{FOLDER}"}
-    return {"role": settings.role, "handover_bytes": room, **own}
+    disk = settings.engine.kv_disk_dir
+    own |= {"inputs_dir": disk or settings.inputs_dir}
+    inputs = settings.engine.kv_disk_bytes // DISK_SHARE if disk else settings.engine.handover_bytes
+    return {"role": settings.role, "handover_bytes": room, "inputs_bytes": inputs, **own}
 
 
 def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:

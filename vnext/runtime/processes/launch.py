@@ -27,7 +27,7 @@ from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, gguf_folder, hold, lacks_tokenizer, overlay
 from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
-from vnext.runtime.processes.run_dir import RunDir
+from vnext.runtime.processes.run_dir import RunDir, shared_twin
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.processes.supervisor import Supervisor
@@ -102,10 +102,9 @@ class RunningEngine:
 
     def replace(self, settings: EngineSettings, model_path: Path) -> None:
         """Have an engine core with other settings take over, which `is_ready` and `refusal` tell of. Raises StartRefused."""
-        core = self._supervisor.core
-        self._supervisor.replace(
-            msgspec.structs.replace(core, engine=settings, model_path=str(model_path), draft_path=find_draft_model(settings))
-        )
+        draft_path = find_draft_model(settings)
+        core = msgspec.structs.replace(self._supervisor.core, engine=settings, model_path=str(model_path), draft_path=draft_path)
+        self._supervisor.replace(of_role(core))
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """Ask the engine core to end, wait, then kill; returns its return code. Idempotent."""
@@ -123,7 +122,7 @@ class StartingEngine:
         self._run_dir = run_dir
         self.address = core.address
         self.log_dir = core.log_dir
-        self.run_dir = run_dir.path
+        self.run_dir, self.inputs_dir = run_dir.path, core.inputs_dir
 
     def send_config(self) -> None:
         """Hand over the settings. Raises ChildDied."""
@@ -145,9 +144,19 @@ class StartingEngine:
         self._run_dir.remove()
 
 
-def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -> StartingEngine:
-    """Start an engine of the model that `find_model` found, the one of this number among `data_parallel_size`. Returns at once, so
-    that the caller can do other work meanwhile.
+def of_role(core: CoreSettings) -> CoreSettings:
+    """The settings of an engine core of its role: one that encodes inputs for others has nothing that only answers need, and no
+    hits, which compute nothing."""
+    if core.role != "encode":
+        return core
+    unused = dict.fromkeys(("enable_lora", "enable_guidance", "enable_return_routed_experts", "enable_expert_load"), False)
+    none = {"speculative_config": "", "sampler": "", "packed_weights_dir": "", "enable_prefix_caching": False, "input_tokens": 0}
+    return msgspec.structs.replace(core, engine=msgspec.structs.replace(core.engine, **none, **unused), draft_path="")
+
+
+def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, inputs_dir: str = "") -> StartingEngine:
+    """Start an engine of the model that `find_model` found, the one of this number among `data_parallel_size`, `inputs_dir` as in
+    CoreSettings. Returns at once, so that the caller can do other work meanwhile.
 
     Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
     node, StaleModule if the engine's processes would raise it.
@@ -161,7 +170,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
     draft_path = find_draft_model(settings)
     log_dir = log_directory(settings, replica)
     run_dir = RunDir()
-    core = CoreSettings(
+    core = of_role(CoreSettings(
         engine=settings,
         model_path=str(model_path),
         address=f"ipc://{run_dir.path}/engine",
@@ -169,7 +178,8 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
         log_dir=log_dir,
         draft_path=draft_path,
         replica=replica,
-    )
+        inputs_dir=inputs_dir or (str(shared_twin(run_dir.path)) if settings.encode_engines else ""),
+    ))  # fmt: skip
     starting = StartingEngine(start_child(core.name, "vnext.runtime.engine.main"), core, run_dir)
     try:
         compiled.check()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from vnext.runtime.processes.launch import STOP_GRACE_S, RunningEngine, StartingEngine, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.processes.thread_plan import usable_cores
+from vnext.runtime.protocol.reasons import ENCODES
 from vnext.runtime.protocol.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class RunningEngines:
                 self.engines[number].check_alive()
             except ChildDied as error:
                 self._gone.add(number)
-                if len(self._gone) == len(self.engines):
+                if all(ENCODES in self.engines[each].ready.environment for each in self.living):
                     raise
                 log.warning("The %s and is not started again: the server goes on with the other engines", error.how)
 
@@ -135,7 +136,7 @@ def start_engines(settings: EngineSettings, model_path: Path) -> StartingEngines
     started: list[StartingEngine] = []
     try:
         for replica in range(settings.data_parallel_size):
-            started.append(start_engine(settings, model_path, replica))
+            started.append(start_engine(settings, model_path, replica, started[0].inputs_dir if started else ""))
     except BaseException:
         StartingEngines(started).abandon()
         raise

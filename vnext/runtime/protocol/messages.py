@@ -48,7 +48,8 @@ class SubmitRequest(Message, frozen=True, tag=1):
     `deaths` is 0 for a new request. Else it counts the engine cores in a row that ended with this request and gave it no token
     since the one before, and `generated` are the tokens that its client has (int32 bytes).
     `hands_over`: put the prompt's full blocks where another engine's ranks find them; the last output then has the ticket that
-    says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none. `client`: a number, 0 for none."""
+    says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none. `client`: a number, 0 for none.
+    `encodes`: an engine that encodes inputs for others makes the vectors of those in the prompt, and nothing else is asked."""
 
     name: str
     prompt: bytes
@@ -62,6 +63,7 @@ class SubmitRequest(Message, frozen=True, tag=1):
     hands_over: bool = False
     ticket: str = ""
     client: int = 0
+    encodes: bool = False
 
 
 class AbortRequests(Message, frozen=True, tag=2):

@@ -10,6 +10,8 @@ IMAGES = "images"
 """Member of the environment of a model that reads images: their form, the token of an image, and numbers of the form."""
 SOUNDS = "sounds"
 """Member of the environment of a model that listens: how many tokens stand for a sound, and the samples that it reads of one."""
+ENCODES = "encodes"
+"""Member of the environment of an engine that encodes images and sounds for others, and writes nothing."""
 NORMALIZED = " normalized"
 """Ends the environment's member "pooling" where files say that the vectors of texts have the length 1."""
 SCORES, WRITTEN_PAIRS = "scores", WRITTEN

@@ -23,8 +23,8 @@ KvCacheDtype = Literal["auto", "int8", "fp8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc", "ray"]
-Role = Literal["both", "prefill", "decode"]
-"""What an engine does of a request: all, its prompt, which another engine then has, or its answer."""
+Role = Literal["both", "prefill", "decode", "encode"]
+"""What an engine does of a request: all, its prompt, which another engine then has, its answer, or its images and sounds."""
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 2048, 8192
 """The most tokens of a step where the settings do not say: a GPU computes more of a prompt at once."""
 HandoverTransport = Literal["auto", "shm", "tcp", "nixl"]
@@ -82,10 +82,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `pinned_kv_fraction` is the share of the cache's blocks that requests may keep for a time (cache_control and the like).
     `snapshot_interval`: after so many tokens, at a block's edge, the prefix cache keeps a snapshot of recurrent layers' states; 0
     for no snapshots, and no hits.
-    `role` is that of a server's engines; of those of `data_parallel_size` the first `prefill_engines` have the role prefill and the
-    others decode, 0 for engines that do both. Blocks that are handed over take at most `handover_bytes` of shared memory, of all
-    ranks; at `handover_address` ("host:port", the port of the first rank) they are served to other hosts, over
-    `handover_transport`.
+    `role` is that of a server's engines; of those of `data_parallel_size` the first `prefill_engines` have the role prefill and
+    the others decode, 0 for engines that do both; the last `encode_engines` have the role encode. Blocks that are handed over take
+    at most `handover_bytes` of shared memory, of all ranks; at `handover_address` ("host:port", the port of the first rank) they
+    are served to other hosts, over `handover_transport`.
     """
 
     model: str = ""
@@ -132,6 +132,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     data_parallel_policy: str = DEFAULT_POLICY
     role: Role = "both"
     prefill_engines: int = 0
+    encode_engines: int = 0
     handover_address: str = ""
     handover_bytes: int = 2**30
     handover_transport: HandoverTransport = "auto"
@@ -214,7 +215,8 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model or head ("" for none); `log_dir`
-    belongs to this start, `run_dir` holds the socket of the clients. `predecessor`: None for the first engine core. `replica`:
+    belongs to this start, `run_dir` holds the socket of the clients, and `inputs_dir` the vectors of inputs that engines of one
+    server share, "" for none. `predecessor`: None for the first engine core. `replica`:
     which of the engines of these settings it is, from 0."""
 
     engine: EngineSettings
@@ -225,6 +227,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft_path: str = ""
     predecessor: Predecessor | None = None
     replica: int = 0
+    inputs_dir: str = ""
 
     @property
     def name(self) -> str:
@@ -234,6 +237,8 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def role(self) -> Role:
         """This engine's."""
+        if self.replica >= self.engine.data_parallel_size - self.engine.encode_engines:
+            return "encode"
         if not self.engine.prefill_engines:
             return self.engine.role
         return "prefill" if self.replica < self.engine.prefill_engines else "decode"
@@ -275,11 +280,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
     `link_key`: what stages on two hosts prove to each other.
-    `kv_disk_dir`: the folder of the disk tier, of `kv_disk_bytes` of all ranks, `packed_weights_dir` that of packed weights, ""
-    for none. `follows`: it takes the place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared
-    memory; the rank has at most `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts
-    each. `enable_expert_load`: it is measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where
-    clients put images.
+    `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
+    place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
+    `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each. `enable_expert_load`: it is
+    measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where clients put images, `inputs_dir`
+    where their vectors are, of at most `inputs_bytes`, "" for nowhere.
     """
 
     rank: int
@@ -312,7 +317,6 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     digests_weights: bool = False
     stack_file: str = ""
     kv_disk_dir: str = ""
-    kv_disk_bytes: int = 0
     kv_disk_max_age_s: float = 0.0
     packed_weights_dir: str = ""
     follows: bool = False
@@ -334,6 +338,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     enable_expert_load: bool = False
     enable_guidance: bool = False
     media_dir: str = ""
+    inputs_dir: str = ""
+    inputs_bytes: int = 0
 
     @property
     def place(self) -> int:

@@ -56,6 +56,13 @@ def stage_counts(runner: ModelRunner) -> dict[str, int]:
 
 
 @function
+def encoded(runner: ModelRunner) -> dict[str, int]:
+    """The vectors of images and sounds that this rank has `computed` and `read`."""
+    inputs = runner.__dict__["parts"].inputs if "parts" in runner.__dict__ else None
+    return {"computed": inputs.computed, "read": inputs.read} if inputs else {"computed": 0, "read": 0}
+
+
+@function
 def weight_names(runner: ModelRunner) -> dict[str, list[int]]:
     """The tensors that an update must have, with their shapes."""
     return {name: list(shape) for name, shape in sorted(runner.weights.kept.names.items())}

@@ -24,7 +24,7 @@ from vnext.media.seen import part_in
 from vnext.media.sounds import samples_in
 from vnext.media.spectrogram import spectrogram_of
 from vnext.media.store import kept_in
-from vnext.media.vectors import DISK_SHARE, VectorFiles, Vectors
+from vnext.media.vectors import VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
@@ -81,10 +81,10 @@ class Begun(NamedTuple):
 
 
 class Shelf:
-    """The files of vectors, of which one rank's are enough. Mutable; `put` returns before it has written."""
+    """The files of vectors, of which one rank's are enough. Mutable; `put` returns before it has written, unless `at_once`."""
 
-    def __init__(self, files: VectorFiles, writes: bool) -> None:
-        self.files = files
+    def __init__(self, files: VectorFiles, writes: bool, at_once: bool = False) -> None:
+        self.files, self._at_once = files, at_once
         self._writer = ThreadPoolExecutor(1, "inputs-write", yield_to_others) if writes else None
         self._has_warned = False
 
@@ -96,7 +96,9 @@ class Shelf:
     def put(self, digest: bytes, encoded: Encoded) -> None:
         """Keep the vectors of an input."""
         if self._writer is not None:
-            self._writer.submit(self._write, digest, encoded.file)
+            written = self._writer.submit(self._write, digest, encoded.file)
+            if self._at_once:
+                written.result()
 
     def fold(self, event: AnyEvent, state: State) -> None:
         """Remove all files, behind those that are being written, where an event empties the caches."""
@@ -273,8 +275,8 @@ def open_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers
     """What reads the inputs of the model at `path`. `numbers`: how this rank computes, with its `dtype`. Raises ModelError."""
     made = (path, config, torch_dtype(numbers["dtype"]), Path(settings.media_dir))
     inputs = Sounds(*made) if config.sound is not None else Images(*made)
-    if settings.kv_disk_dir:
+    if settings.inputs_dir:
         identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
-        files = VectorFiles(Path(settings.kv_disk_dir).expanduser(), identity, settings.kv_disk_bytes // DISK_SHARE)
-        inputs.shelf = Shelf(files, settings.rank == 0)
+        files = VectorFiles(Path(settings.inputs_dir).expanduser(), identity, settings.inputs_bytes)
+        inputs.shelf = Shelf(files, settings.rank == 0, settings.role == "encode")
     return inputs

@@ -30,6 +30,7 @@ from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import has_tower, unread
 from vnext.models.outside import use_file
 from vnext.runtime.hosts.handover.addresses import split_address
+from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, PageFolder, open_files
 from vnext.runtime.hosts.handover.publishing import Publisher, Shelf
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
@@ -40,12 +41,11 @@ from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_byt
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
-from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS
+from vnext.runtime.protocol.reasons import ENCODES, IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.load_progress import LoadProgress
-from vnext.runtime.rank.page_files import HEADER_BYTES, PageFolder, open_files
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner, Routes
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
@@ -101,6 +101,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         return _load_stage(settings)
     meeting = StoreAddress(settings.store, settings.host_address) if settings.store else rendezvous
     parallel = join_group(settings.rank, settings.world_size, meeting, "cpu", settings.ipc_bytes_max)
+    if settings.role == "encode":
+        return _load_tower_alone(settings, parallel)
     runner = load_runner(settings, "cpu", parallel)
     runner.measure_splits(rendezvous.parent / SPLITS)
     if runner.config.recurrent is not None:
@@ -117,6 +119,16 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
     shelf = runner.parts.inputs.shelf if reads_inputs(settings, runner) and runner.parts.inputs else None
     return Rank(settings.rank, HostSteps(runner), weights, tier, publisher, shelf), runner
+
+
+def _load_tower_alone(settings: RankSettings, parallel: Parallel) -> tuple[Rank, ModelRunner]:
+    from vnext.runtime.rank.tower_alone import TowerRunner
+    if not reads_inputs(settings, runner := TowerRunner(settings, parallel)):
+        raise SettingsError("--role encode (or --encode-engines): this model reads no images and no sounds: leave it out")
+    if settings.rank == 0:
+        load_tower(settings, runner)
+    shelf = runner.parts.inputs.shelf if runner.parts.inputs else None
+    return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner), shelf=shelf), runner
 
 
 def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
@@ -369,7 +381,7 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers["sums"] = describe_sums(runner)
     if reads_inputs(settings, runner):
         tower, sound = runner.config.tower, runner.config.sound
-        numbers |= {IMAGES: tower.sizes} if tower else {}
+        numbers |= ({IMAGES: tower.sizes} if tower else {}) | ({ENCODES: "alone"} if settings.role == "encode" else {})
         numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
     if runner.routes.ids:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)

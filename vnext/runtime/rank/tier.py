@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, PageFiles, checksum_in
 from vnext.runtime.hosts.handover.receiving import Pages, Receiver
 from vnext.runtime.hosts.handover.source import BlockSource, HandoverFailed
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound
-from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles, checksum_in
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks
 from vnext.state.events import (
     AnyEvent,

@@ -39,7 +39,7 @@ def require_model(settings: RankSettings, config: ModelConfig, device: str) -> N
         "models with recurrent layers": config.recurrent is not None, "encoders": config.encoder is not None,
         "models with unlike layers": config.has_unlike_layers,
     }  # fmt: skip
-    pages = {"--kv-disk-dir": bool(settings.kv_disk_dir), "a hand-over": settings.role != "both"}
+    pages = {"--kv-disk-dir": bool(settings.kv_disk_dir), "a hand-over": settings.role in ("prefill", "decode")}
     served = next((kind for kind, is_one in kinds.items() if is_one), "")
     others = {
         "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,

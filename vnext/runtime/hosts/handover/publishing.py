@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockFiles(Protocol):
-    """The files of one rank (vnext/runtime/rank/page_files.py)."""
+    """The files of one rank (vnext/runtime/hosts/handover/page_files.py)."""
 
     file_bytes: int
 

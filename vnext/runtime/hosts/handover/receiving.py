@@ -19,7 +19,7 @@ RETRY_S = 5.0
 
 
 class Pages(BlockSource, Protocol):
-    """The folder of one rank's pages, and their format (vnext/runtime/rank/page_files.py)."""
+    """The folder of one rank's pages, and their format (vnext/runtime/hosts/handover/page_files.py)."""
 
     identity: bytes
 

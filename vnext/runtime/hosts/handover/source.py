@@ -1,8 +1,8 @@
 """The contract of a transport: where a rank reads the blocks of another engine's rank of the same number.
 
 A source gives bytes and promises nothing: its reader checks that they are the block's, by the header and the checksum of a page
-file (vnext/runtime/rank/page_files.py). A transport between GPUs, such as NIXL, would be one more implementation. There is none
-so far: `--role` is refused on a GPU.
+file (vnext/runtime/hosts/handover/page_files.py). A transport between GPUs, such as NIXL, would be one more implementation. There
+is none so far: `--role` is refused on a GPU.
 """
 
 from __future__ import annotations

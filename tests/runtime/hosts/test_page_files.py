@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from vnext.runtime.hosts.handover import page_files
+from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, FolderInUse, PageFiles
 from vnext.runtime.protocol.settings import SettingsError
-from vnext.runtime.rank import page_files
-from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles
 
 NAME, OTHER = bytes(range(16)), bytes(range(1, 17))
 PAGE = bytes(range(256)) * 4
