@@ -170,6 +170,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "num_mtp_layers": 0, "routed_scaling_factor": 1.0, "topk_group": 2,
         },
     ),
+    "lfm3": (
+        "Lfm3ForCausalLM",
+        "Lfm3Config",
+        {
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "head_dim": 24, "sliding_window": 40,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

@@ -76,6 +76,7 @@ ROWS = MappingProxyType(
         "KimiLinearForCausalLM": Row("hybrids.kimi_linear", "kimi_linear", "KimiLinearModel"),
         "OlmoHybridForCausalLM": Row("hybrids.olmo_hybrid", "olmo_hybrid", "OlmoHybridModel"),
         "BailingHybridForCausalLM": Row("hybrids.ling_3", "bailing_hybrid", "BailingHybridModel"),
+        "Lfm3ForCausalLM": Row("hybrids.lfm2", "lfm3", "Lfm3Model"),
         "FalconH1ForCausalLM": Row("hybrids.falcon_h1", "falcon_h1", "FalconH1Model"),
         "NemotronHForCausalLM": Row("hybrids.nemotron_h", "nemotron_h", "NemotronHModel"),
         "Qwen3NextForCausalLM": Row("hybrids.qwen3_5", "qwen3_next", "Qwen3NextModel"),

@@ -129,7 +129,18 @@ LING: dict[str, Any] = {
     "rope_theta": 6000000.0, "routed_scaling_factor": 2.5, "short_conv_kernel_size": 4, "tie_word_embeddings": False, "topk_group": 4,
     "use_cache": True, "v_head_dim": 128, "vocab_size": 157184,
 }  # fmt: skip
-PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING}
+LFM3: dict[str, Any] = {
+    "architectures": ["Lfm3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 124894, "conv_L_cache": 7,
+    "conv_bias": False, "dtype": "bfloat16", "eos_token_id": 124900, "head_dim": 128, "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 7680, "max_position_embeddings": 128000, "model_type": "lfm3", "norm_eps": 1e-05, "num_attention_heads": 16,
+    "num_hidden_layers": 24, "num_key_value_heads": 4, "pad_token_id": 124893, "sliding_window": 256, "tie_word_embeddings": True,
+    "use_attention_gate": True, "use_cache": True, "use_sandwich_norm": True, "vocab_size": 128000,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+}  # fmt: skip
+PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING, "lfm3": LFM3}
 
 
 @pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
@@ -138,7 +149,7 @@ def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling = (parse_config(raw, {}) for raw in PUBLISHED.values())
+    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling, lfm3 = (parse_config(raw, {}) for raw in PUBLISHED.values())
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
@@ -159,6 +170,8 @@ def test_their_sizes() -> None:
     assert (olmo.recurrent.keys, olmo.recurrent.values, olmo.recurrent.norm_eps) == (2880, 5760, 1e-5)
     assert ling.attending_layers == (5, 11, 17, 23, 29, 35, 41) and ling.recurrent.bound == -5.0 and ling.recurrent.values == 4096
     assert ling.still_layers == () and ling.rope.theta == 6e6 and ling.experts.dense_layers == (0, 1)
+    assert lfm3.attending_layers == tuple(sorted((*range(2, 24, 4), *range(4, 24, 4)))) and lfm3.recurrent.width == 7
+    assert lfm3.attending_windows[:4] == (0, 256, 0, 256) and lfm3.rope.theta == 1e6 and lfm3.local_rope.theta == 1e4
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -180,6 +193,7 @@ REFUSED = [
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
     (LING, {"kda_lower_bound": 0.5}, "kda_lower_bound must be a number below 0 but is 0.5"),
     (LING, {"q_lora_rank": 512}, "q_lora_rank 512 is not supported"),
+    (LFM3, {"use_sandwich_norm": False}, "use_sandwich_norm False is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

@@ -29,7 +29,7 @@ pytestmark = needs_native
 
 WHOLE = (
     "lfm2", "lfm2_bias", "lfm2_moe", "qwen3_5", "qwen3_5_wide", "qwen3_next", "granite_h", "granite_h_moe", "bamba",
-    "olmo_hybrid",
+    "olmo_hybrid", "lfm3",
 )  # fmt: skip
 ROWS = ((3, 5), (3, 5, 7), (3,))
 """The pages of the rows of STEPS."""
@@ -80,7 +80,7 @@ def test_one_call_is_layer_by_layer(tmp_path: Path, name: str, dtype: torch.dtyp
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "olmo_hybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "olmo_hybrid", "lfm3"])
 def test_ranks_sum_in_one_call_as_layer_by_layer(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path / name, name)
 
@@ -91,7 +91,7 @@ def test_ranks_sum_in_one_call_as_layer_by_layer(tmp_path: Path, name: str) -> N
         whole, found = whole_step(params, kv, config, parallel, pools=pools), []
         assert isinstance(whole, WholeStep)
         for chunks, rows in zip(STEPS, ROWS):
-            batch = with_states(make_batch(chunks, 16, 1), rows, chunks, pools)
+            batch = with_states(make_batch(chunks, 16, len(kv_groups(config).windows)), rows, chunks, pools)
             sampling = sampling_of(batch.positions[batch.sample_at])
             hidden, _ = chosen.forward(params, plain_kv, with_states(batch, rows, chunks, plain_pools), config, parallel)
             expected = sample(chosen.logits(params, hidden, config, parallel), sampling).tokens

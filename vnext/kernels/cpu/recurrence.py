@@ -11,7 +11,7 @@ from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
 from vnext.kernels.cpu.native import KINDS, module
 from vnext.kernels.cpu.rows import address
 
-WIDTHS = range(2, 5)
+WIDTHS = range(2, 9)
 """Inputs that a convolution of the module sees."""
 
 

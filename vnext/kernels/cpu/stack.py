@@ -61,19 +61,19 @@ def describe_recurring(layer: Recurring) -> Described:
     return Described(np.array([_number(field) for field in layer], dtype=np.int64), (layer,))
 
 
-GATES_APART = 2
-agree_on({"GATES_APART": GATES_APART})
+GATES_APART, GATE_A_HEAD = 2, 3
+agree_on({"GATES_APART": GATES_APART, "GATE_A_HEAD": GATE_A_HEAD})
 
 
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
-    angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
-    it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
-    `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it, or with
-    GATES_APART all gates stand behind all queries. A layer that is `recurring` has its first product in `qkv`. Norms with biases,
-    float32 as these, are layer norms. `activation` is that of a `gate_up` without a gate, or with one that a bias keeps apart;
-    `above` and `below` are xIELU's. `norms_joined`: how many numbers of queries, on all ranks, are normed together, 0 for none; the
-    rest as in DecoderForm."""
+    angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of
+    layers it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product
+    with `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it, or
+    with GATES_APART all gates stand behind all queries, with GATE_A_HEAD one number for each. A layer that is `recurring` has its
+    first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is that of a `gate_up` without a
+    gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how many numbers of queries, on all
+    ranks, are normed together, 0 for none; the rest as in DecoderForm."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -189,8 +189,13 @@ def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int 
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
     norm_kind = norm_kind_of(norm_dtype, kind)
-    joined = first.qkv.outputs - (first.output.inputs if first.is_gated else 0)
+    joined = first.qkv.outputs - gate_count(first)
     return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads, first.head_dim)
+
+
+def gate_count(layer: StackLayer) -> int:
+    """The numbers among the outputs of a layer's first product that gate its heads."""
+    return layer.output.inputs // (layer.head_dim if layer.is_gated == GATE_A_HEAD else 1) if layer.is_gated else 0
 
 
 def norm_kind_of(dtype: object, kind: Kind) -> Kind:

@@ -68,14 +68,15 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
     and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after it
     has turned, over all heads together, or, "bare", over each without a weight. `output_bias`: as attention_bias, of attention's
-    output. `turns_neighbours`: the channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value
-    of a head side by side. `query_growth`: (b, n, m) where queries at position p are multiplied by 1 + b * log(1 + (p + m) // n),
-    as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that begins at
-    a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives;
-    with `gates_apart` all stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without
-    a key. `head_bias`: the head has one. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets
-    and what it gives, None for nothing. `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it
-    gives times the second number to its normed input times the first.
+    output. `turns_neighbours`: the channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and
+    value of a head side by side. `query_growth`: (b, n, m) where queries at position p are multiplied by 1 + b * log(1 + (p + m)
+    // n), as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that
+    begins at a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the
+    head gives; with `gates_apart` all stand behind all queries, else each behind its own; with `gates_heads` they are one number
+    each, behind all queries. `has_sinks`: each head's softmax has a score without a key. `head_bias`: the head has one.
+    `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for nothing.
+    `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it gives times the second number to its
+    normed input times the first.
     """
 
     is_parallel: bool = False
@@ -91,6 +92,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     sees_runs: bool = False
     is_gated: bool = False
     gates_apart: bool = False
+    gates_heads: bool = False
     has_sinks: bool = False
     head_bias: bool = False
     norms_values: bool = False
@@ -251,6 +253,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         recurrent = self.recurrent
         without = {*recurrent.idle, *(recurrent.layers if recurrent.beside is None else ())} if recurrent else ()
         return tuple(layer for layer in range(self.layer_count) if layer not in without)
+
+    @property
+    def attending_windows(self) -> tuple[int, ...]:
+        """The windows of these layers."""
+        return tuple(self.windows[layer] if self.windows else 0 for layer in self.attending_layers)
 
     @property
     def head_dim_max(self) -> int:

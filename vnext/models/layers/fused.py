@@ -20,7 +20,7 @@ from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
-from vnext.models.config.model_config import ModelConfig, without_windows
+from vnext.models.config.model_config import DecoderForm, ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import Alone, LayerParams, SideBySide
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
@@ -31,7 +31,7 @@ from vnext.models.layers.recurrent import DeltaNet, KeyDelta, Lightning, Mamba, 
 if TYPE_CHECKING:
     import torch
 
-WIDTHS = range(2, 5)
+WIDTHS = range(2, 9)
 """Inputs that a convolution of the kernels sees."""
 
 
@@ -237,7 +237,7 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         turns_neighbours=form.turns_neighbours,
         group=group,
         residual_scale=form.residual_scale,
-        is_gated=own is not None and (kernel.GATES_APART if form.gates_apart else int(form.is_gated)),
+        is_gated=_gates(form) if own else 0,
         recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
         latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
         attention_norm_bias=attention_norm[1],
@@ -254,6 +254,13 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         **_widening(layer, config),
         **_beside_and_added(layer, at),
     )
+
+
+def _gates(form: DecoderForm) -> int:
+    """Where the gates of attention's heads stand, as StackLayer has it."""
+    if form.gates_heads:
+        return kernel.GATE_A_HEAD
+    return kernel.GATES_APART if form.gates_apart else int(form.is_gated)
 
 
 def _head_norm_kind(attention: Alone) -> Kind:
@@ -335,7 +342,7 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
     sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
     is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
-    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + (layer.is_gated > 0) * layer.output.inputs)
+    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + kernel.gate_count(layer))
     if wide:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
         sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)

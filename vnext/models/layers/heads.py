@@ -59,7 +59,10 @@ def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.T
     import torch  # as its callers, which have tensors
 
     heads, head_dim = local_heads(step.config, step.parallel.world_size), step.config.head_dim
-    width = 2 * heads * head_dim
+    width = (2 if not step.config.form.gates_heads else 1) * heads * head_dim
+    if step.config.form.gates_heads:
+        queries, gates = joined[:, :width], joined[:, width : width + heads].repeat_interleave(head_dim, 1)
+        return torch.cat((queries, joined[:, width + heads :]), dim=1), gates
     if step.config.form.gates_apart:
         queries, gates = joined[:, :width].unflatten(1, (2, heads, head_dim)).unbind(1)
     else:

@@ -73,7 +73,7 @@ def kv_groups(config: ModelConfig) -> KvGroups:
     """
     if config.stage is not None:
         return _part(_grouped(config.stage.windows), config.layer_numbers)
-    windows = config.windows or (0,) * len(config.attending_layers)
+    windows = config.attending_windows
     return _shared(windows, tuple(_sizes(config, windows)), config.cache_layers)
 
 
@@ -182,7 +182,7 @@ def _unlike_layers(
 
 def _shapes(config: ModelConfig, dtype: Any, parallel: Parallel) -> Iterator[tuple[int, int]]:
     """Each attending layer's local key-value heads and the elements of a token's key in one."""
-    windows = config.windows or (0,) * len(config.attending_layers)
+    windows = config.attending_windows
     for window in windows:
         own = config if window else without_windows(config)
         yield local_kv_heads(own, parallel.world_size), row_width(own, dtype)

@@ -22,7 +22,7 @@ constexpr int PIECES_MAX = 8;  // forms that a weight of codes has side by side
 constexpr int ALIGNMENT = 64;  // bytes
 constexpr int HEAD_MAX = 640;  // head_dim at most, as operations.py has it
 constexpr int CODES_A_SCALE = 32;
-constexpr int CONVOLUTION_MAX = 4;  // inputs that a short convolution sees, 2 at least
+constexpr int CONVOLUTION_MAX = 8;  // inputs that a short convolution sees, 2 at least
 
 /* A head's number of bytes in a cache of kind INT8: a code for each number, then an exponent for each CODES_A_SCALE of them. */
 constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + CODES_A_SCALE - 1) / CODES_A_SCALE; }

@@ -1,4 +1,7 @@
-"""LFM2, also with experts: gated convolutions."""
+"""LFM2, also with experts, LFM3: gated convolutions.
+
+LFM3 has norms on both sides, windows in some of the layers that attend, and a gate for each of their heads.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,26 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
-from vnext.models.config.json_keys import Json, flag, number, positive, shown
-from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
+from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import ExpertNames, Source, gated, linear, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, gated, linear, rms_norm, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_convolution
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, LayoutTable, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 CHANNELS = Axis.STATE_VALUES
-WEIGHT_AXES = MappingProxyType(
+OWN_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
         "embedding_norm": Layout((Axis.HIDDEN,)),
         "operator_norm": Layout((Axis.HIDDEN,)),
         "ffn_norm": Layout((Axis.HIDDEN,)),
+        **dict.fromkeys(("post_operator_norm", "post_ffn_norm"), Layout((Axis.HIDDEN,))),
         "q_layernorm": Layout((Axis.HEAD_DIM,)),
         "k_layernorm": Layout((Axis.HEAD_DIM,)),
         "self_attn.out_proj": matrix(Axis.HIDDEN, Axis.HEADS),
@@ -65,13 +70,38 @@ EXPERT_DEFAULTS = MappingProxyType(
         "block_auto_adjust_ff_dim": False,
     }
 )
-EXPERTS = "Lfm2MoeForCausalLM"
+EXPERTS, THIRD = "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"
+THIRD_DEFAULTS = MappingProxyType(
+    {
+        "intermediate_size": 7680, "num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7, "sliding_window": 256,
+        "block_auto_adjust_ff_dim": False, "use_sandwich_norm": True, "use_attention_gate": True,
+    }
+)  # fmt: skip
+FULL, NEAR = "full_attention", "sliding_attention"
+ROPES = MappingProxyType(
+    {
+        NEAR: {"rope_type": "default", "rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    }
+)
+"""How layers of LFM3 turn where their configuration does not say it."""
+
+
+NAMES = Names(norm="embedding_norm", attention_norm="operator_norm", mlp_norm="ffn_norm")
+THIRD_NAMES = NAMES._replace(after_attention_norm="post_operator_norm", after_mlp_norm="post_ffn_norm")
+
+
+def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
+    """The layouts."""
+    gates = Layout((Sized(config.head_count, is_split=True),), Axis.HIDDEN)
+    return {**OWN_AXES, "self_attn.gate_proj": gates}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     has_experts = raw["architectures"][0] == EXPERTS
-    raw = DEFAULTS | (EXPERT_DEFAULTS if has_experts else {}) | raw
+    is_third = raw["architectures"][0] == THIRD
+    raw = DEFAULTS | (EXPERT_DEFAULTS if has_experts else THIRD_DEFAULTS if is_third else {}) | raw
     named = {
         "rms_norm_eps": number(raw, "norm_eps"),
         "tie_word_embeddings": flag(raw, "tie_embedding", flag(raw, "tie_word_embeddings", True)),
@@ -81,7 +111,26 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     recurrent = Recurrent(layers=layers, width=positive(raw, "conv_L_cache"), value_heads=positive(raw, "hidden_size"))
     bias = flag(raw, "conv_bias")
     experts = biased_experts(raw) if has_experts else None
-    return common_config(raw | named, generation, recurrent=recurrent if layers else None, mlp_bias=bias, experts=experts)
+    own = near_and_far(raw) if is_third else {}
+    recurring = recurrent if layers else None
+    return common_config(raw | named, generation, recurrent=recurring, mlp_bias=bias, experts=experts, **own)
+
+
+def near_and_far(raw: Json) -> Json:
+    """What is LFM3's own: windows of some layers, ropes of both kinds, gates. Raises ModelError."""
+    refuse(raw, "use_sandwich_norm", unless=(True,))
+    refuse(raw, "attention_bias", unless=(False,))
+    kinds = raw.get("layer_types") or usual_kinds(positive(raw, "num_hidden_layers"))
+    windows = tuple(positive(raw, "sliding_window") if kind == NEAR else 0 for kind in kinds)
+    ropes = {"rope_parameters": dict(ROPES)} | ({"rope_parameters": raw["rope_parameters"]} if raw.get("rope_parameters") else {})
+    rope, local = two_ropes(raw | ropes, positive(raw, "head_dim"), 1e6, 1e4)
+    gated = flag(raw, "use_attention_gate")
+    return dict(windows=windows, rope=rope, local_rope=local, form=DecoderForm(is_gated=gated, gates_heads=gated))
+
+
+def usual_kinds(count: int) -> list[str]:
+    """What each layer of LFM3 is."""
+    return [FULL if at % 4 == 2 else NEAR if at % 4 == 0 and at else "conv" for at in range(count)]
 
 
 def biased_experts(raw: Json) -> Experts:
@@ -113,8 +162,10 @@ def convolving_layers(raw: Json) -> tuple[int, ...]:
     count, kinds, attending = positive(raw, "num_hidden_layers"), raw.get("layer_types"), raw.get("full_attn_idxs")
     if kinds is None:
         found = attending if isinstance(attending, list) else range(count)
-        kinds = ["full_attention" if layer in found else "conv" for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"full_attention", "conv"}:
+        kinds = [FULL if layer in found else "conv" for layer in range(count)]
+        kinds = usual_kinds(count) if raw["architectures"][0] == THIRD else kinds
+    known = {FULL, "conv", *([NEAR] if raw["architectures"][0] == THIRD else [])}
+    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= known:
         raise ModelError(
             f"layer_types must name full_attention or conv for each of {count} layers but is {shown(kinds)}; correct config.json"
         )
@@ -131,12 +182,12 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         if index in convolving:
             return assemble_convolution(source, prefix + "conv.", bias=config.mlp_bias)
         here = prefix + "self_attn."
-        return Attention(
-            qkv=linear(source, here, "q_proj", "k_proj", "v_proj"),
-            output=linear(source, here, "out_proj"),
-            q_norm=source.fused((here + "q_layernorm.weight",)),
-            k_norm=source.fused((here + "k_layernorm.weight",)),
-        )
+        gates = ("gate_proj",) if config.form.gates_heads else ()
+        qkv = linear(source, here, "q_proj", *gates, "k_proj", "v_proj")
+        if config.architecture == THIRD:
+            return Attention(qkv, linear(source, here, "o_proj"), *(rms_norm(source, f"{here}{part}_norm") for part in "qk"))
+        norms = (rms_norm(source, f"{here}{part}_layernorm") for part in "qk")
+        return Attention(qkv, linear(source, here, "out_proj"), *norms)
 
     def widening(here: str, index: int) -> GatedMlp | SparseMlp:
         if config.experts and index not in config.experts.dense_layers:
@@ -148,5 +199,5 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         source,
         config,
         lambda prefix, index: (mixing(prefix, index), widening(prefix + "feed_forward.", index)),
-        Names(norm="embedding_norm", attention_norm="operator_norm", mlp_norm="ffn_norm"),
+        THIRD_NAMES if config.architecture == THIRD else NAMES,
     )

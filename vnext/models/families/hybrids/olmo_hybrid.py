@@ -1,4 +1,4 @@
-"""OLMo Hybrid: gated delta nets, and OLMo 3's attention.
+"""OLMo Hybrid: gated delta nets, OLMo 3's attention.
 
 One layer of four attends, often without positions. Norms stand behind attention and its MLP, but before delta nets and theirs. All
 multiply in float32 before rounding.

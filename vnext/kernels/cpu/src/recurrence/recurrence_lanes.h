@@ -68,6 +68,10 @@ inline void convolve_row(const ConvolutionCall &call, int64_t row, int64_t first
         case 2: convolve_lanes<T, 2>(call, row, channel, weight); break;
         case 3: convolve_lanes<T, 3>(call, row, channel, weight); break;
         case 4: convolve_lanes<T, 4>(call, row, channel, weight); break;
+        case 5: convolve_lanes<T, 5>(call, row, channel, weight); break;
+        case 6: convolve_lanes<T, 6>(call, row, channel, weight); break;
+        case 7: convolve_lanes<T, 7>(call, row, channel, weight); break;
+        case 8: convolve_lanes<T, 8>(call, row, channel, weight); break;
         }
     }
 }

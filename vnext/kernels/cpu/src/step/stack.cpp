@@ -222,6 +222,7 @@ struct Layer {
     /* Queries come with a gate behind each, or all before all gates: the gates go beside, queries, keys and values one behind the
        other. */
     void part_gates(const AttentionPlan &plan) const {
+        if (weights.is_gated == GATE_A_HEAD) return spread_gates(plan);
         const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
         for (int64_t token = 0; token < call.tokens; ++token) {
             char *row = static_cast<char *>(space.joined_or_wide) + token * width;
@@ -232,6 +233,18 @@ struct Layer {
                 if (i > 0) std::memcpy(row + i * head, row + 2 * i * head, size_t(head));
             }
             std::memmove(row + plan.heads * head, row + 2 * plan.heads * head, size_t(2 * plan.kv_heads * head));
+        }
+    }
+
+    /* Behind all queries there is one gate for each: as many times as a head has numbers it goes beside. */
+    void spread_gates(const AttentionPlan &plan) const {
+        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element, gates = plan.heads * sizes.element;
+        for (int64_t token = 0; token < call.tokens; ++token) {
+            char *behind = static_cast<char *>(space.joined_or_wide) + token * width + plan.heads * head;
+            char *beside = static_cast<char *>(space.beside) + token * plan.heads * head;
+            for (int64_t i = 0; i < plan.heads * weights.head_dim; ++i)
+                std::memcpy(beside + i * sizes.element, behind + i / weights.head_dim * sizes.element, size_t(sizes.element));
+            std::memmove(behind, behind + gates, size_t(2 * plan.kv_heads * head));
         }
     }
 

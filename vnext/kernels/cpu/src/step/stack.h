@@ -17,7 +17,8 @@ namespace vnx {
    angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
    half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
    `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. `is_gated`: each query
-   head comes with a gate behind it, or, if it is GATES_APART, all gates stand behind all queries; `is_by_head`: its query, key and
+   head comes with a gate behind it, or, if it is GATES_APART, all gates stand behind all queries, or, if it is GATE_A_HEAD, one number
+   for each; `is_by_head`: its query, key and
    value stand side by side. A layer that is `recurring` has the product with its input in `qkv`. Norms are of StackCall's `norm_kind`, those of heads of `head_norm_kind`, all else is of the activations' kind. With `latent`, `qkv` is
    its first product, and a cache's keys are its values. A norm with a bias, in float32 as its weight is, is a layer norm. With
    `is_parallel` the MLP reads the stream that attention read, by its own norm. `activation` is that of a `gate_up` without a gate
@@ -49,7 +50,7 @@ struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
 
-constexpr int64_t GATES_APART = 2;
+constexpr int64_t GATES_APART = 2, GATE_A_HEAD = 3;
 
 /* The products of a layer that adapters may change, in the order of StackCall's parts. */
 enum Product : int { QKV, OUTPUT, GATE_UP, DOWN, PRODUCT_COUNT };
