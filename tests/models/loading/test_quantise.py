@@ -95,6 +95,17 @@ def test_errors_of_large_numbers_count_more() -> None:
         assert (errors(found.numbers, found.scales) <= errors(others, scales) * 1.00001).all()
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 32), (8, 384)])
+def test_a_group_is_rounded_by_its_own_numbers_alone(bits: int, group: int) -> None:
+    weight = np.random.default_rng(7).standard_normal((400, 384)).astype(np.float32) ** 3
+    whole = to_integers(weight, bits, group, np.dtype(np.float16))
+    for row in (0, 341, 399):
+        found = to_integers(weight[row : row + 1, :384], bits, group, np.dtype(np.float16))
+        assert np.array_equal(found.numbers[0], whole.numbers[row]) and np.array_equal(found.scales[0], whole.scales[row])
+    last = to_integers(weight[7:8, -group:], bits, group, np.dtype(np.float16))
+    assert np.array_equal(last.numbers[0], whole.numbers[7, -group:])
+
+
 def test_numbers_change_with_the_version_of_packed_files() -> None:
     """Or a file that was written before would serve beside others."""
     weight = np.random.default_rng(6).standard_normal((64, 64)).astype(np.float32)
