@@ -12,6 +12,7 @@ from cpu_levels import LEVELS, ROUNDING, draw, using, within
 
 from vnext.kernels import recurrence as plain
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
+from vnext.kernels.contracts import ContractError
 from vnext.kernels.cpu import recurrence as compiled
 from vnext.kernels.table import choose
 
@@ -241,3 +242,21 @@ def test_the_table_serves_them(case: str) -> None:
         served = made.plain if dtype is torch.float16 or not LEVELS else made.run
         expected = made.over(slice(0, TOKENS), rows(TOKENS), made.pool.clone(), served)
         assert torch.equal(made.over(slice(0, TOKENS), rows(TOKENS), made.pool.clone(), choose(name, "cpu")), expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("by_number", {"strengths": draw(TOKENS, 6)}, "a delta decays by heads or by keys, not by numbers"),
+        ("by_number", {"steps": None, "step_bias": None}, "steps and their bias come together"),
+        ("delta", {"step_bias": None}, "steps and their bias come together"),
+        ("by_key", {"by_head": True}, "heads side by side have a key each"),
+        ("mamba", {"bound": -5.0}, "decays with a bound are a delta's"),
+        ("by_key", {"steps": draw(TOKENS, 7)}, "steps"),
+        ("by_number", {"skips": draw(6)}, "skips"),
+    ],
+)
+def test_what_no_rule_has_is_refused(case: str, changes: dict[str, Any], message: str) -> None:
+    made = CASES[case](torch.float32)
+    with pytest.raises(ContractError, match=message):
+        plain.check_recur(made.inputs, made.call._replace(rows=rows(TOKENS), **changes))
