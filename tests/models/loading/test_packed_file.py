@@ -269,7 +269,7 @@ def test_a_damaged_file_is_one_sentence_and_replaced(
 
 
 def test_ranks_that_write_at_once_leave_one_whole_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, barrier, drafts = tmp_path / "packed", threading.Barrier(4, timeout=20), []
+    folder, barrier, drafts = tmp_path / "packed", threading.Barrier(4, timeout=60), []
     write = packed_file.write_draft
 
     def together(*given: Any) -> Path | None:

@@ -47,7 +47,7 @@ def with_engines(work: Callable[..., Any], *kinds: type[FakeEngine]) -> None:
         async def run() -> None:
             client = await connect_engines([each.address for each in engines], policy="round_robin", prefill_engines=1)
             try:
-                await asyncio.wait_for(work(client, engines), 20)
+                await asyncio.wait_for(work(client, engines), 60)
             finally:
                 await client.close()
 

@@ -213,7 +213,7 @@ def test_ranks_that_die_in_a_row_end_the_engine_with_the_log(tmp_path: Path) -> 
 
 
 def test_a_stopped_rank_is_replaced_and_said_to_be_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with running(tmp_path, step_timeout_s=2.0) as (engine, client):
+    with running(tmp_path, step_timeout_s=8.0) as (engine, client):
         first = told(heard_of(client.run(mixed(count=QUICK))))
         (rank,) = ranks_of(engine.child.pid)
         found = told(heard_of(client.run(mixed(count=QUICK)), {50: lambda: os.kill(rank.pid, signal.SIGSTOP)}))
@@ -284,7 +284,7 @@ def test_the_stack_of_a_rank_that_hangs_lies_in_the_log(
     once = tmp_path / "hung"
     monkeypatch.setenv("HANG_ONCE", str(once))
     hang = SubmitRequest(name="h", prompt=pack_tokens([5, HANG, 6]), sampling=Sampling(seed=1, max_tokens=LENGTH, ignore_eos=True))
-    with engine_of_spoilt_ranks(tmp_path, monkeypatch, step_timeout_s=2.0) as client:
+    with engine_of_spoilt_ranks(tmp_path, monkeypatch, step_timeout_s=8.0) as client:
         first = told(heard_of(client.run(mixed(count=QUICK))))
         found = told(heard_of(client.run([*mixed(count=QUICK), hang])))
         wait_until(lambda: client.stats.recoveries == 1)

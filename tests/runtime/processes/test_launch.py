@@ -120,7 +120,7 @@ def test_without_restarts_a_killed_rank_ends_the_engine_and_the_other_rank_with_
 def test_a_stopped_rank_is_named_may_go_on_and_ends_the_engine_in_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], stops: Stops  # noqa: F811
 ) -> None:
-    with running(tmp_path, tensor_parallel_size=2, step_timeout_s=3.0, max_restarts=0) as (engine, client):
+    with running(tmp_path, tensor_parallel_size=2, step_timeout_s=8.0, max_restarts=0) as (engine, client):
         ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
         assert lengths(list(client.run(requests(2, 20)))) == {"r0": 20, "r1": 20}
         stopped = rf"step \d+ has had no result for \d+ s: rank 1 \(process {ranks[1].pid}\) is stopped by a signal"

@@ -35,16 +35,20 @@ def free_url() -> str:
     return f"http://127.0.0.1:{held_port()}"
 
 
+def patience_s(prompt: str) -> float:
+    return 1.0 if prompt == "wait" else 60.0
+
+
 def streamed(url: str, prompt: str) -> list[Chunk]:
     async def read() -> list[Chunk]:
-        async with Client(url, timeout_s=1.0) as client:
+        async with Client(url, timeout_s=patience_s(prompt)) as client:
             return [chunk async for chunk in client.stream("/v1/completions", {"prompt": prompt})]
 
     return asyncio.run(read())
 
 
 def streamed_blocking(url: str, prompt: str) -> list[Chunk]:
-    return list(BlockingClient(url, timeout_s=1.0).stream("/v1/completions", {"prompt": prompt}))
+    return list(BlockingClient(url, timeout_s=patience_s(prompt)).stream("/v1/completions", {"prompt": prompt}))
 
 
 @pytest.mark.parametrize("read", [streamed, streamed_blocking])
