@@ -281,6 +281,8 @@ class Clients:
         if has_inputs(texts) or highest >= vocabulary:
             wrong = unpack_tokens(texts).min() if has_inputs(texts) else highest
             return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
+        if negative and not marks_of(self._ready.environment.get(IMAGES, "")).isdisjoint(unpack_tokens(negative).tolist()):
+            return "the negative prompt, or without one the end of the prompt, marks an image: guidance leaves a text, give one"
         if event.sampling.constraint is None:
             return None
         return constraint_refusal(state.config, event.sampling, event.sampling.constraint)
@@ -292,6 +294,12 @@ class Clients:
         ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
         if ids:
             yield RequestAborted(ids=ids, reason=reason)
+
+
+def marks_of(sizes: str) -> set[int]:
+    """The tokens that stand for images and videos, by what the model says of them, {} where it reads none."""
+    words = sizes.split()
+    return {int(word) for word in words[1:2] + words[5:6]} - {0}
 
 
 def sound_refusal(prompt: bytes, length: int) -> str | None:
