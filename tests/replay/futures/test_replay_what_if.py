@@ -19,7 +19,7 @@ from vnext.replay.futures.ground import ground_of, timed
 from vnext.replay.futures.recording import kinds_of, recorded
 from vnext.replay.futures.step_times import STRETCH_STEPS, Drawn, Noise, Pace, features_of, fit, misfit, noise, stretches
 from vnext.replay.futures.what_if import OPTIONS, candidates, what_if
-from vnext.replay.futures.what_if_run import as_recorded, rerun, retrace
+from vnext.replay.futures.what_if_run import Rerun, as_recorded, rerun, retrace
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import UnusableLog, open_log
@@ -176,6 +176,25 @@ def test_another_configuration_gives_another_run_that_keeps_every_promise(tmp_pa
     whole = [served.tokens for served in ran.served if served.finished]
     assert len(ran.served) == sum(isinstance(event, RequestArrived) for event in taken.events)
     assert sum(whole) == pytest.approx(sum(reported.values()), rel=0.1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_tokens_of_a_step_are_those_of_its_requests_one_by_one(tmp_path, monkeypatch, share):
+    """Without drafts a step's tokens are found at once; also of requests that live where a ring begins, or have ended."""
+    path = machine_log(tmp_path / "log", real_config(pipeline_depth=3, page_count=24), arrivals=60)
+    log = open_log(ring_of(path, tmp_path / "ring", share) if share else path)
+    taken, at_once, compared, places = recorded(log), Rerun._sampled, [], []
+
+    def checked(course: Rerun, ids: np.ndarray, ends: np.ndarray) -> list[int]:
+        tokens, one_by_one = at_once(course, ids, ends), [course._run(*pair, 0)[0] for pair in zip(ids.tolist(), ends.tolist())]
+        assert [[token] for token in tokens] == one_by_one
+        compared.extend(tokens)
+        places.extend(id_ in course.state.requests for id_ in ids.tolist())
+        return tokens
+
+    monkeypatch.setattr(Rerun, "_sampled", checked)
+    rerun(taken, log.header.started, real_config(pipeline_depth=3, page_count=40, max_num_seqs=3), as_recorded(taken))
+    assert len(compared) > 200 and len(set(compared)) > 20 and bool(taken.lives) == bool(share) and set(places) == {True, False}
 
 
 # ---- a ring that has lost its beginning --------------------------------------------------------------------------

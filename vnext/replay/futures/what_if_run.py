@@ -316,13 +316,26 @@ class Rerun:
         """
         if self._exact and (recorded := recorded_place(self._log, scheduled)) is not None:
             return self._log.commits[recorded]
-        drafts = np.zeros_like(scheduled.counts) if scheduled.drafts is None else scheduled.drafts
-        ends, sampled = scheduled.starts + scheduled.counts - drafts, scheduled.samples
+        drafts, ends, sampled = scheduled.drafts, scheduled.starts + scheduled.counts, scheduled.samples
+        if drafts is None:
+            return StepCommitted(step=scheduled.step, tokens=pack_tokens(self._sampled(scheduled.ids[sampled], ends[sampled])))
+        ends = ends - drafts
         runs = [self._run(*each) for each in zip(*(each[sampled].tolist() for each in (scheduled.ids, ends, drafts)))]
         commit = StepCommitted(step=scheduled.step, tokens=pack_tokens([token for tokens, _ in runs for token in tokens]))
         if not any(made for _, made in runs):
             return commit
         return replace(commit, counts=bytes(len(tokens) for tokens, _ in runs), drafted=bytes(made for _, made in runs))
+
+    def _sampled(self, ids: np.ndarray, ends: np.ndarray) -> list[int]:
+        """As `_run`, for requests (int64[n]) without drafts: one token for each."""
+        tokens, requests = list[int](), self.state.requests.mapping()
+        answers, recorded_of, reported_at = self._log.answers, self._recorded_of, self._reported_at
+        for id_, end in zip(ids.tolist(), ends.tolist()):
+            request, recorded = requests.get(id_), recorded_of[id_]
+            reported = answers.get(recorded, ())
+            place = end - reported_at.get(recorded, request.prompt_length) if request is not None else len(reported)
+            tokens.append(reported[place] if place < len(reported) else self._filler(id_))
+        return tokens
 
     def _run(self, id_: int, end: int, drafts: int) -> tuple[list[int], int]:
         """The tokens that a step samples of a request behind its first `end` tokens, and how many drafts it made there."""
