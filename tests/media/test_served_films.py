@@ -66,8 +66,8 @@ def test_a_chat_sees_its_video(server: Server, path: Path) -> None:
     ("address", "sentence"),
     [
         (address_of(b"abc"), "is no video that can be read: it must be MP4, WebM, Matroska, AVI, GIF."),
-        ("http://127.0.0.1/x.mp4", "is an address of the web, which this server does not read: send the image as a data URL."),
-        ("file:///etc/passwd", "is a file here, which is not read: send the image as a data URL."),
+        ("http://127.0.0.1/x.mp4", "is an address of the web, which this server does not read: send it as a data URL."),
+        ("file:///etc/passwd", "is a file here, which is not read: send it as a data URL."),
     ],
 )
 def test_what_is_no_video_gets_one_sentence(server: Server, address: str, sentence: str) -> None:

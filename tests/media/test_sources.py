@@ -84,12 +84,12 @@ def test_files_lie_below_the_folder(tmp_path: Path) -> None:
     for path in (f"{inside}/../out", f"{inside}/%2e%2e/out", f"{inside}/link", outside, inside, "/no/such", "a\0b", "//else/a"):
         with pytest.raises(MediaError, match="^it is no file below the folder that may be read$"):
             bytes_at(f"file://{path}", rules, "it")
-    with pytest.raises(MediaError, match="a file here, which is not read: send the image as a data URL"):
+    with pytest.raises(MediaError, match="a file here, which is not read: send it as a data URL"):
         bytes_at(f"file://{inside}/a%20b", MediaRules(), "it")
 
 
 def test_the_web_is_closed_unless_opened() -> None:
-    with pytest.raises(MediaError, match="which this server does not read: send the image as a data URL"):
+    with pytest.raises(MediaError, match="which this server does not read: send it as a data URL"):
         bytes_at("https://example.org/a.png", MediaRules(), "it")
     with pytest.raises(MediaError, match="begins with data:, file: or https:"):
         bytes_at("ftp://example.org/a.png", WEB, "it")

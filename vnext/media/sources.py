@@ -45,7 +45,7 @@ def bytes_at(address: str, rules: MediaRules, name: str) -> bytes:
     if kind not in PORTS:
         raise MediaError(f"{name} has no address that begins with data:, file: or https:")
     if not rules.urls:
-        raise MediaError(f"{name} is an address of the web, which this server does not read: send the image as a data URL")
+        raise MediaError(f"{name} is an address of the web, which this server does not read: send it as a data URL")
     try:
         return _fetched(address, rules, name)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -69,7 +69,7 @@ def _inside(address: str, name: str) -> bytes:
 def _file(address: str, rules: MediaRules, name: str) -> bytes:
     """Links are followed before the look, so that none leads out of the folder."""
     if not rules.folder:
-        raise MediaError(f"{name} is a file here, which is not read: send the image as a data URL")
+        raise MediaError(f"{name} is a file here, which is not read: send it as a data URL")
     refused = MediaError(f"{name} is no file below the folder that may be read")
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost"):
