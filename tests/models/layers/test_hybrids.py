@@ -12,6 +12,7 @@ from model_helpers import Chunk, ThreadGroup
 
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import check_world_size
+from vnext.models.loading.unread import unread
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1))]
 BLOCKS = list(range(40, 64))
@@ -50,6 +51,10 @@ def test_logits_and_greedy_tokens(saved: tuple[Path, torch.nn.Module]) -> None:
     tokens = greedy(model, logits)
     again = oracle(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
     assert tokens == again.argmax(-1).tolist() and len(set(tokens)) > 3
+
+
+def test_nothing_is_left_of_what_transformers_writes(saved: tuple[Path, torch.nn.Module]) -> None:
+    assert unread(saved[0]) == ""
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
     r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
     r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|"
+    r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
@@ -50,7 +51,7 @@ HARMLESS = frozenset(
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
     block_size linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mtp_loss_scaling_factor
-    shared_moe_mode
+    block_multiple_of mamba_ssm_cache_dtype shared_moe_mode use_associative_scan use_expert_bias use_mambapy
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
     chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual
     time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels

@@ -61,12 +61,13 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         bound = float(raw["kda_lower_bound"])
         if not -inf < bound < 0:
             raise ModelError(f"kda_lower_bound must be a number below 0 but is {bound}; correct config.json")
+    own_heads = positive(raw, "linear_num_heads", heads)
     recurrent = Recurrent(
         layers=linear_layers(raw, ["linear_attention" if (layer + 1) % group else "full_attention" for layer in range(count)]),
-        width=positive(raw, "short_conv_kernel_size"),
-        key_heads=heads,
+        width=positive(raw, "linear_conv_kernel_dim", positive(raw, "short_conv_kernel_size")),
+        key_heads=own_heads,
         key_dim=size,
-        value_heads=heads,
+        value_heads=own_heads,
         value_dim=size,
         bound=bound,
     )
