@@ -78,6 +78,19 @@ def test_what_is_no_video_gets_one_sentence(server: Server, address: str, senten
     }  # fmt: skip
 
 
+def test_files_below_a_folder_and_the_web_are_read_where_allowed(server: Server, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "a film.mp4").write_bytes(data := written())
+    allowed = ("--allowed-local-media-path", str(tmp_path), "--allowed-media-domains", "127.0.0.1")
+    with serving(tmp_path, str(path), "--dtype", "float32", "--block-size", "4", *allowed) as opened:
+        named = asked(opened, f"file://{tmp_path}/a%20film.mp4")
+        assert named["choices"][0]["token_ids"] == asked(server, address_of(data))["choices"][0]["token_ids"]
+        for address, words in (
+            ("file:///etc/passwd", "is no file below the folder that may be read"), ("http://127.0.0.1:9/a", "leads to a private address"),
+            ("http://else.example/a", "leads to else.example, and this server reads 127.0.0.1"),
+        ):  # fmt: skip
+            assert words in asked(opened, address)["error"]["message"]
+
+
 def test_a_model_that_reads_images_alone_says_so(tmp_path: Path) -> None:
     save_reader(tmp_path)
     with LLM(str(tmp_path), dtype="float32", block_size=4) as llm:

@@ -16,7 +16,7 @@ from vnext.media import sources
 from vnext.media.pictures import BYTES_MAX, MediaError
 from vnext.media.sources import MediaRules, bytes_at, is_public
 
-WEB, HASTE = MediaRules(urls=True, timeout_s=60.0), MediaRules(urls=True, timeout_s=0.5)
+WEB, HASTE = MediaRules(domains=("*",), timeout_s=60.0), MediaRules(domains=("*",), timeout_s=0.5)
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -127,6 +127,18 @@ def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, web: str) -> 
     assert bytes_at(f"http://turns.example:{port}/good", WEB, "it") == b"good"
     with pytest.raises(MediaError, match="private address"):
         bytes_at(f"http://turns.example:{port}/good", WEB, "it")
+
+
+def test_other_domains_stay_closed(web: str) -> None:
+    """A redirect is no way around."""
+    port = web.rpartition(":")[2]
+    here, there = MediaRules(domains=("127.0.0.1", "b.example")), MediaRules(domains=("a.example", "b.example"))
+    assert bytes_at(f"{web}/good", here, "it") == b"good"
+    for address, rules, host in (
+        (f"{web}/good", there, "127.0.0.1"), (f"{web}/to/http://localhost:{port}/good", here, "localhost"),
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match=f"^it leads to {host}, and this server reads {', '.join(rules.domains)}$"):
+            bytes_at(address, rules, "it")
 
 
 def test_bounds_of_the_web(web: str) -> None:

@@ -57,25 +57,22 @@ class ImageReader:
         self._films: PairForm | None = getattr(self._form, "films", None)
         self.mark, self.shown, self.shown_film = self._form.mark, self._form.shown, FILM if self._films else ""
 
-    def at(self, asked: Sequence[tuple[str, str, bool]]) -> list[Shown]:
-        """The images and videos of a prompt at (address, name, whether it is a video). Blocks. Raises MediaError."""
-        if len(asked) > IMAGES_MAX:
-            raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
-        is_alone = len(asked) == 1
-        return [self.film(at, name) if is_film else self.seen(at, name, is_alone) for at, name, is_film in asked]
+    def bytes_at(self, address: str, name: str) -> bytes:
+        """The file at an address. Blocks, for seconds where that is elsewhere. Raises MediaError."""
+        return bytes_at(address, self._rules, name)
 
     def film(self, video: object, name: str) -> Shown:
         """A video in any form: an address, a file's bytes, or (frames, how many of them a second). Blocks. Raises MediaError."""
         if (form := self._films) is None:
             raise MediaError(f"{name} is a video, and this model reads images only")
         if isinstance(video, str):
-            video = bytes_at(video, self._rules, name)
+            video = self.bytes_at(video, name)
         return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, is_film=True)
 
     def seen(self, image: object, name: str, is_alone: bool) -> Shown:
         """An image in any form: an address, a file's bytes, an array, or an image of Pillow. Blocks. Raises MediaError."""
         if isinstance(image, str):
-            image = bytes_at(image, self._rules, name)
+            image = self.bytes_at(image, name)
         if isinstance(image, bytes):
             image = picture_of(image, name)
         elif hasattr(image, "convert"):

@@ -28,10 +28,10 @@ PORTS = {"http": 80, "https": 443}
 
 
 class MediaRules(NamedTuple):
-    """What may be read: files below `folder` ("" for none), and addresses of the web."""
+    """What may be read: files below `folder` ("" for none), and addresses of the web at these `domains` ("*" for any)."""
 
     folder: str = ""
-    urls: bool = False
+    domains: tuple[str, ...] = ()
     timeout_s: float = TIMEOUT_S
 
 
@@ -44,7 +44,7 @@ def bytes_at(address: str, rules: MediaRules, name: str) -> bytes:
         return _file(address, rules, name)
     if kind not in PORTS:
         raise MediaError(f"{name} has no address that begins with data:, file: or https:")
-    if not rules.urls:
+    if not rules.domains:
         raise MediaError(f"{name} is an address of the web, which this server does not read: send it as a data URL")
     try:
         return _fetched(address, rules, name)
@@ -96,6 +96,8 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
         parts = urlsplit(address)
         if parts.scheme not in PORTS or not parts.hostname or parts.username is not None:
             raise MediaError(f"{name} leads to what is no address of the web")
+        if "*" not in rules.domains and parts.hostname not in rules.domains:
+            raise MediaError(f"{name} leads to {parts.hostname}, and this server reads {', '.join(rules.domains)}")
         connection, taken = _connected(parts, end, name)
         timer = threading.Timer(_left(end), _end, (taken,))  # whatever it waits for
         timer.start()

@@ -283,12 +283,13 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     if server.other_models:
         _check_models(engine, server)
     if len(server.served_model_names) > 1 and "model" not in given.values:
-        raise SettingsError(
-            f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
-            "in `vnext serve MODEL --served-model-name NAME`."
-        )
+        taken = " and ".join(server.served_model_names)
+        where = "name the model first, as in `vnext serve MODEL --served-model-name NAME`"
+        raise SettingsError(f"served_model_names takes {taken}, and no model is left: {where}.")
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
+    if (folder := server.allowed_local_media_path) and not Path(folder).is_dir():
+        raise SettingsError(f"allowed_local_media_path is {folder}, which is no folder: name that of the images and videos.")
     if server.api_server_count > 1:
         _check_several(server)
     if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in KEPT_BY_ONE):
@@ -323,9 +324,8 @@ def _check_several(server: ServerSettings) -> None:
     """Raise SettingsError for what one API server alone can keep."""
     for name in KEPT_BY_ONE:
         if getattr(server, name):
-            raise SettingsError(
-                f"{name} is kept by one process, and api_server_count is {server.api_server_count}: leave one of the two out."
-            )
+            count = server.api_server_count
+            raise SettingsError(f"{name} is kept by one process, and api_server_count is {count}: leave one of the two out.")
 
 
 def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:

@@ -125,6 +125,8 @@ SERVER_HELP = {
     "chat_template_path": "a Jinja file that replaces the checkpoint's chat template",
     "tool_call_parser": "how the model writes tool calls, by vLLM's name (default: found in its chat template)",
     "reasoning_parser": "the marks around the model's reasoning, by vLLM's name (default: found in its chat template)",
+    "allowed_local_media_path": "folder below which requests may name images and videos as file: URLs",
+    "allowed_media_domains": "a host from which images and videos are fetched by http(s), once for each; * for any public one",
     "show_log": "let viewers with the --api-key, or on this machine, read the growing log (vnext-replay ui --live URL)",
     "show_events": "let routers with the --api-key, or on this machine, follow the engine's events with all tokens (GET /events)",
     "enable_rl_routes": "let clients change the weights, pause the engine and put it to sleep: /update_weights, /sleep and others",

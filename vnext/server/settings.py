@@ -25,7 +25,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint's template. `tool_call_parser` and `reasoning_parser` are vLLM's names; "" finds both in the template.
 
     Besides the server's own pages, web pages of `allowed_origins` may use the server from a browser, with `allowed_methods`,
-    `allowed_headers` and, with `allow_credentials`, cookies; "*" is any.
+    `allowed_headers` and, with `allow_credentials`, cookies; "*" is any. Images and videos come as data URLs, from files below
+    `allowed_local_media_path` ("" for none) and from `allowed_media_domains` of the web.
 
     `body_bytes_max` bounds a request's body, and eight times that all bodies that are read at once. `characters_max` bounds
     the texts in tokenization or in its queue, `template_limit_s` the computing time of a chat template. `live_requests_max`
@@ -107,6 +108,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    allowed_local_media_path: str = ""
+    allowed_media_domains: tuple[str, ...] = ()
     body_bytes_max: int = 32 * 2**20
     characters_max: int = 64 * 2**20
     template_limit_s: float = 0.3

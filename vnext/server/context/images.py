@@ -5,29 +5,49 @@ Imported where the engine's model reads images: other servers need no numpy.
 
 from __future__ import annotations
 
+from asyncio import get_running_loop
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from vnext.media.pictures import MediaError
-from vnext.media.reader import ImageReader, Shown
+from vnext.media.reader import IMAGES_MAX, ImageReader, Shown
+from vnext.media.sources import MediaRules
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.text_work import TextWork
+from vnext.server.context.text_work import INLINE_CHARACTERS_MAX, TextWork
+from vnext.server.settings import ServerSettings
+
+FETCHES_MAX = 8
+"""At once, of all clients."""
 
 
 class PromptImages:
     """The images of one server's conversations. `shown` stands for each in the messages from which prompts are made, by kind."""
 
-    def __init__(self, model_path: str, sizes: str, addresses: Sequence[str], work: TextWork) -> None:
-        """`sizes` and `addresses`: as ImageReader's. Raises MediaError."""
-        self._reader, self._work = ImageReader(Path(model_path), sizes, addresses), work
+    def __init__(self, settings: ServerSettings, sizes: str, work: TextWork) -> None:
+        """`sizes`: as ImageReader's. Raises MediaError."""
+        rules = MediaRules(settings.allowed_local_media_path, settings.allowed_media_domains)
+        addresses = settings.engine_address, *settings.other_engines
+        self._reader, self._work = ImageReader(Path(settings.model_path), sizes, addresses, rules), work
+        self._fetching = ThreadPoolExecutor(FETCHES_MAX, "media")
         self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
 
     async def read(self, asked: Sequence[tuple[str, str, bool]], client: str) -> list[Shown]:
-        """The images and videos, as ImageReader has them, where ranks find them. Raises InvalidRequest, Overloaded."""
+        """The images and videos of a prompt at (address, name, whether it is a video), where ranks find them, one after the other:
+        what comes from elsewhere is in memory once. Raises InvalidRequest, Overloaded."""
         with _refused(asked[0][1]):
-            return await self._work.run(sum(len(each) for each, *_ in asked), client, partial(self._reader.at, asked))
+            if len(asked) > IMAGES_MAX:
+                raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
+            return [await self._read(*each, client, len(asked) == 1) for each in asked]
+
+    async def _read(self, address: str, name: str, is_film: bool, client: str, is_alone: bool) -> Shown:
+        given: str | bytes = address
+        if not address[:5].lower().startswith("data:"):
+            given = await get_running_loop().run_in_executor(self._fetching, self._reader.bytes_at, address, name)
+        work = partial(self._reader.film, given, name) if is_film else partial(self._reader.seen, given, name, is_alone)
+        return await self._work.run(max(len(given), INLINE_CHARACTERS_MAX + 1), client, work)
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """The prompt's text. Raises InvalidRequest where it has other marks than those of its images."""

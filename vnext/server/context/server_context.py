@@ -106,8 +106,7 @@ class ServerContext:
             return None
         from vnext.server.context.images import PromptImages  # needs numpy
 
-        addresses = self.settings.engine_address, *self.settings.other_engines
-        images = PromptImages(self.settings.model_path, sizes, addresses, self.work)
+        images = PromptImages(self.settings, sizes, self.work)
         template.mark_media(images.shown)
         return images
 
