@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import socket
 import threading
 import time
@@ -79,9 +80,13 @@ def test_files_lie_below_the_folder(tmp_path: Path) -> None:
     outside.write_bytes(b"secret")
     (inside / "a b").write_bytes(b"abc")
     (inside / "link").symlink_to(outside)
+    (inside / "loop").symlink_to("loop")
+    os.mkfifo(inside / "pipe")
     rules = MediaRules(str(inside))
-    assert bytes_at(f"file://{inside}/a%20b", rules, "it") == b"abc"
-    for path in (f"{inside}/../out", f"{inside}/%2e%2e/out", f"{inside}/link", outside, inside, "/no/such", "a\0b", "//else/a"):
+    for beginning in ("file://", "FILE://LocalHost", "file:"):
+        assert bytes_at(f"{beginning}{inside}/a%20b", rules, "it") == b"abc"
+    below = [f"{inside}/{path}" for path in ("../out", "%2e%2e/out", "link", "loop", "loop/a", "pipe", "%00", "%ff", "\ud800", "a" * 300)]
+    for path in (*below, outside, inside, "/no/such", "a\0b", "//else/a", "[", "\u2100/a", "/dev/zero"):
         with pytest.raises(MediaError, match="^it is no file below the folder that may be read$"):
             bytes_at(f"file://{path}", rules, "it")
     with pytest.raises(MediaError, match="a file here, which is not read: send it as a data URL"):

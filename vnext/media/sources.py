@@ -71,16 +71,18 @@ def _file(address: str, rules: MediaRules, name: str) -> bytes:
     if not rules.folder:
         raise MediaError(f"{name} is a file here, which is not read: send it as a data URL")
     refused = MediaError(f"{name} is no file below the folder that may be read")
-    parts = urlsplit(address)
-    if parts.netloc not in ("", "localhost"):
-        raise refused
     try:
+        parts = urlsplit(address)
+        if parts.netloc.lower() not in ("", "localhost"):
+            raise refused
         path = Path(unquote(parts.path)).resolve(strict=True)
         if not path.is_file() or not path.is_relative_to(Path(rules.folder).resolve()):
             raise refused
         with path.open("rb") as file:
             return _bounded(file.read(BYTES_MAX + 1), name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        if isinstance(error, MediaError):
+            raise
         raise refused from error
 
 
