@@ -98,7 +98,7 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
         parts = urlsplit(address)
         if parts.scheme not in PORTS or not parts.hostname or parts.username is not None:
             raise MediaError(f"{name} leads to what is no address of the web")
-        if "*" not in rules.domains and parts.hostname not in rules.domains:
+        if "*" not in rules.domains and parts.hostname not in map(str.lower, rules.domains):
             raise MediaError(f"{name} leads to {parts.hostname}, and this server reads {', '.join(rules.domains)}")
         connection, taken = _connected(parts, end, name)
         timer = threading.Timer(_left(end), _end, (taken,))  # whatever it waits for

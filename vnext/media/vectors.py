@@ -59,8 +59,13 @@ class VectorFiles:
         return found
 
     def read(self, digest: bytes) -> Vectors | None:
-        """The vectors of an input; None where they are not there as they were written."""
-        return self.vectors_in(self.raw(digest), digest)
+        """The vectors of an input; None where they are not there as they were written: who computes them writes them anew."""
+        file = self.raw(digest)
+        found = self.vectors_in(file, digest)
+        if file and found is None:
+            with suppress(OSError):
+                (self.folder / digest.hex()).unlink()
+        return found
 
     def write(self, digest: bytes, vectors: Vectors) -> None:
         """Keep the vectors of an input. Raises OSError, with nothing left behind."""

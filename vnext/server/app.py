@@ -111,6 +111,8 @@ def _front(context: ServerContext) -> Front:
 
 async def _close_work(app: web.Application) -> None:
     app[SERVER_CONTEXT].work.close()
+    if (images := app[SERVER_CONTEXT].images) is not None:
+        images.close()
     if (traces := app[SERVER_CONTEXT].traces) is not None:
         await traces.close()
 

@@ -127,13 +127,16 @@ def test_patience_ends_with_the_encoding(monkeypatch: pytest.MonkeyPatch) -> Non
     with_engines(work)
 
 
-def test_a_client_that_leaves_ends_the_encoding() -> None:
+def test_a_client_that_leaves_ends_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "PATIENCE_S", 1.0)
+
     async def work(client: Replicas, engines: list[FakeEngine]) -> None:
         engines[1].running.clear()
         async with client.submit_all([REQUEST]):
             await asyncio.to_thread(engines[1].wait_for, lambda: bool(submitted(engines[1])))
             assert client.live_count == 1
         await asyncio.to_thread(engines[1].wait_for, lambda: bool(engines[1].of_kind(AbortRequests)))
-        assert client.live_count == 0 and submitted(engines[0]) == []
+        await asyncio.sleep(1.2)
+        assert client.live_count == 0 and submitted(engines[0]) == [], "and nobody computes it behind it"
 
     with_engines(work)

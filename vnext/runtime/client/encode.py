@@ -64,8 +64,9 @@ class Encode(OutputStream):
         self._go_on(self.given_back())
 
     def _give_up(self, late: Callable[[str], None]) -> None:
-        late(self._original.request.name)
-        self._go_on(self.given_back())
+        if (name := self._original.request.name) in self._original.stream.live:  # else its client has left
+            late(name)
+            self._go_on(self.given_back())
 
 
 class Encoders:

@@ -8,6 +8,7 @@ the same bits in any step, however it is cut, and on every rank. With a disk tie
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from vnext.models.config.tower_config import Tower
 
 KEPT_BYTES = 256 << 20
+BEHIND_MAX = 4
+"""Inputs whose vectors wait to be written, beyond which no more are kept on disk."""
 log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,7 @@ class Shelf:
     def __init__(self, files: VectorFiles, writes: bool, at_once: bool = False) -> None:
         self.files, self._at_once = files, at_once
         self._writer = ThreadPoolExecutor(1, "inputs-write", yield_to_others) if writes else None
-        self._has_warned = False
+        self._has_warned, self._free = False, threading.BoundedSemaphore(BEHIND_MAX)
 
     def read(self, digest: bytes) -> Encoded | None:
         """An input's vectors, None if they are not there."""
@@ -94,8 +97,8 @@ class Shelf:
         return None if found is None else Encoded.of(found)
 
     def put(self, digest: bytes, encoded: Encoded) -> None:
-        """Keep the vectors of an input."""
-        if self._writer is not None:
+        """Keep the vectors of an input, unless the disk is behind with those before."""
+        if self._writer is not None and self._free.acquire(blocking=False):
             written = self._writer.submit(self._write, digest, encoded.file)
             if self._at_once:
                 written.result()
@@ -123,6 +126,8 @@ class Shelf:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("Vectors of inputs are not kept on disk, and serving goes on: %s", error)
+        finally:
+            self._free.release()
 
 
 class Inputs:

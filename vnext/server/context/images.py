@@ -49,6 +49,10 @@ class PromptImages:
         work = partial(self._reader.film, given, name) if is_film else partial(self._reader.seen, given, name, is_alone)
         return await self._work.run(max(len(given), INLINE_CHARACTERS_MAX + 1), client, work)
 
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._fetching.shutdown(wait=False, cancel_futures=True)
+
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """The prompt's text. Raises InvalidRequest where it has other marks than those of its images."""
         with _refused("messages"):

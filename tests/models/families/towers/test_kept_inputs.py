@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from vnext.media.sounds import file_of
 from vnext.media.store import MediaStore, digest_of, folder_of
 from vnext.media.vectors import VectorFiles, Vectors
 from vnext.runtime.protocol.messages import SubmitRequest
-from vnext.runtime.rank.images import Inputs
+from vnext.runtime.rank.images import BEHIND_MAX, Encoded, Inputs, Shelf
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 from vnext.state.store.inputs import input_tokens
@@ -118,8 +119,10 @@ def test_an_input_is_encoded_once_over_restarts(
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data if place else data[:-9])
-    with LLM(str(path), **settings) as llm:
-        assert answer(llm, files, prompt) == right and counted.taken() == (computed, 0)
+    for found in ((computed, 0), (0, computed)):
+        with LLM(str(path), **settings) as llm:
+            assert answer(llm, files, prompt) == right and counted.taken() == found, "damaged ones are written anew"
+        forget_blocks(tmp_path)
 
 
 def test_a_reset_and_another_model_find_nothing(tmp_path: Path, counted: Counted) -> None:
@@ -156,6 +159,26 @@ def test_a_file_is_as_it_was_written_or_a_miss(tmp_path: Path) -> None:
     for at in range(len(raw)):
         assert files.vectors_in(raw[:at], digest) is None
         assert files.vectors_in(raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :], digest) is None
+
+
+def test_a_slow_disk_holds_few_vectors_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on, write = threading.Event(), VectorFiles.write
+
+    def slowly(files: VectorFiles, digest: bytes, vectors: Vectors) -> None:
+        going_on.wait(30)
+        write(files, digest, vectors)
+
+    monkeypatch.setattr(VectorFiles, "write", slowly)
+    shelf = Shelf(VectorFiles(tmp_path, {}, 10_000), writes=True)
+    for place in range(2 * BEHIND_MAX):
+        shelf.put(bytes([place]) * 15, Encoded.of(vectors(place)))
+    going_on.set()
+    shelf.close()
+    assert [shelf.read(bytes([place]) * 15) is not None for place in range(2 * BEHIND_MAX)] == BEHIND_MAX * [True] + BEHIND_MAX * [False]
+    shelf = Shelf(shelf.files, writes=True)
+    shelf.put(b"9" * 15, Encoded.of(vectors(9)))
+    shelf.close()
+    assert shelf.read(b"9" * 15) is not None
 
 
 def test_the_oldest_files_leave(tmp_path: Path) -> None:
