@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -68,7 +70,7 @@ def test_what_makes_values_has_8_bits(tmp_path: Path, has_values: bool) -> None:
         stored = StoredWeights(checkpoint, config, alone(), weight_axes(config))
         bits = {}
         for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", *["self_attn.v_proj"] * has_values):
-            stored.round(f"{here}{part}.weight", INT4)
+            stored.round((f"{here}{part}.weight",), INT4)
             bits[part[-6:]] = stored.parts(f"{here}{part}.weight")[0].probed().codes(0).bits
     assert bits == {"q_proj": 4, "k_proj": 4 if has_values else 8, "n_proj": 4} | ({"v_proj": 8} if has_values else {})
 
@@ -86,6 +88,34 @@ def test_values_have_8_bits_below_queries_and_keys_too(folder: Path, tmp_path: P
     assert torch.equal(logits(tmp_path / "phi3", "int4"), logits(folder, "int4"))
     ranks = ThreadGroup(2).run(lambda parallel: (logits(tmp_path / "phi3", "int4", parallel), logits(folder, "int4", parallel)))
     assert all(torch.equal(*each) for each in ranks)
+
+
+def odd_heads(path: Path) -> None:
+    """Heads of 24 numbers: of two ranks' shares, values stand behind 72 others."""
+    changes = WIDE | {"head_dim": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kept = {name: tensor.to(torch.bfloat16) for name, tensor in random_tensors(PLAIN | changes).items()}
+    save_checkpoint(path, kept, **changes)
+
+
+def gates(path: Path) -> None:
+    """One gate for each of 16 heads, before keys and values: 8 on each of two ranks."""
+    torch.manual_seed(6)
+    sizes = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 16}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    transformers.Lfm3ForCausalLM(transformers.Lfm3Config(**sizes, **heads, **ends)).to(torch.bfloat16).save_pretrained(path)
+
+
+@pytest.mark.parametrize("save", [odd_heads, gates])
+def test_values_that_stand_nowhere_even_leave_all_8_bits(tmp_path: Path, save: Callable[[Path], None]) -> None:
+    """On any number of ranks, or it would be seen: some would multiply by floats."""
+    save(tmp_path)
+    found = logits(tmp_path, "int4")
+    for each in ThreadGroup(2).run(torch.inference_mode()(lambda parallel: logits(tmp_path, "int4", parallel))):
+        assert torch.equal(each, found)
+    model = load_model(tmp_path, quantization="int4", dtype=torch.bfloat16)
+    qkv = model.params.layers[1].attention.qkv.weight
+    assert 1 < qkv.linear.buffer.nbytes / (qkv.linear.outputs * 128) < 1.5
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

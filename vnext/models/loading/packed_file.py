@@ -32,7 +32,7 @@ from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint
 
-FORMAT_VERSION = 4  # of the file, and of what the loader puts into it under a name
+FORMAT_VERSION = 5  # of the file, and of what the loader puts into it under a name
 SUFFIX = ".packed"
 WRITE_AFTER_S = 1.0  # the first requests go first
 CLOSE_WAIT_S = 3.0

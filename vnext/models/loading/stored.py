@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from vnext.kernels.codes import INPUTS, BlockRows, Codes, CodesForm
+from vnext.kernels.cpu.linear import HALF
 from vnext.kernels.cpu.native import BLOCK_TYPES, is_built
 from vnext.kernels.cpu.packed import codes_bytes
 from vnext.kernels.format import Format
@@ -25,6 +28,7 @@ from vnext.models.layers.sharding import (
     axis_part,
     axis_size,
     layout_of,
+    shard_count,
     shards_of_layout,
     whole_shape,
 )
@@ -124,7 +128,7 @@ class StoredWeights:
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parallel: Parallel, layouts: LayoutTable) -> None:
         """`layout`: of a tensor of this name; `part`: this rank's part of an axis. Both are asked for again and again, and found
         once: `cut`: into how many shards this rank's inputs of a weight of this layout are cut; `whole`: the shape of a whole
-        tensor of it. `values`: in what the last outputs of QUERIES_KEYS_VALUES count as held."""
+        tensor of it. `values`: in what the last outputs of a rounded weight count as held."""
         self._checkpoint, self._config, self._parallel = checkpoint, config, parallel
         self.layout: Callable[[str], Layout] = cache(lambda name: layout_of(name, layouts))
         self.part: Callable[[AnyAxis], Part] = cache(lambda axis: axis_part(axis, config, parallel))
@@ -184,18 +188,39 @@ class StoredWeights:
         format = self._checkpoint.format_of(name)
         return sum(self._checkpoint.size_of(each) for each in (format.tensors(name) if format else ()))
 
-    def round(self, name: str, products: Format) -> None:
-        """Count a weight without codes as held in what the format of products rounds it to, if it does."""
+    def round(self, names: tuple[str, ...], products: Format) -> None:
+        """Count those of a weight's parts that have no codes as held in what the format of products rounds them to, if it does."""
+        for name, takes_few in zip(names, self._take_few(names)):
+            self._round(name, takes_few, products)
+
+    def _round(self, name: str, takes_few: Sequence[bool], products: Format) -> None:
         held, layout = self._checkpoint.format_of(name), self.layout(name)
         is_float = held is None and self._checkpoint.dtype(name) is not None
         if layout.inner is None or not (is_float or (held is not None and not held.has_codes)):
             return
         inputs, floats = axis_size(layout.inner, self._config), FLIPPED if layout.flipped else PLAIN
-        found = products.rounds(held or floats, inputs, self.run(name), self._takes_few(name))
-        if found is not None:
-            self._checkpoint.hold(name, found)
+        first, last = (products.rounds(held or floats, inputs, self.run(name), few) for few in (takes_few[0], takes_few[-1]))
+        if first is not None:
+            self._checkpoint.hold(name, first)
+            self._values[name] = last or first
+
+    def _take_few(self, names: tuple[str, ...]) -> list[list[bool]]:
+        """Of each of a weight's parts, whether each of its outputs' axes bears the fewest bits: none where these would meet others
+        off a multiple of HALF on one of the numbers of ranks that give the same bits, for which the kernels have no order."""
+        layouts = [self.layout(name) for name in names]
+        found = [[self._takes_few(name)] * len(layout.out) for name, layout in zip(names, layouts)]
+        for few, layout in zip(found, layouts):
             if layout.out == QUERIES_KEYS_VALUES:
-                self._values[name] = products.rounds(held or floats, inputs, self.run(name), False) or found
+                few[-1] = False
+        joined, axes = [each for few in found for each in few], [axis for layout in layouts for axis in layout.out]
+        edges = [at for at, (one, other) in enumerate(pairwise(joined), 1) if one != other]
+        count = shard_count(self._config) if edges else 0
+        for ranks in (ranks for ranks in range(1, count + 1) if count % ranks == 0):
+            rank = msgspec.structs.replace(self._parallel, rank=0, world_size=ranks)
+            sizes = [axis_part(axis, self._config, rank).size for axis in axes]
+            if any(sum(sizes[:edge]) % HALF for edge in edges):
+                return [[False] * len(few) for few in found]
+        return found
 
     def _takes_few(self, name: str) -> bool:
         """Whether a weight bears the fewest bits: a layer's, but what makes values, or keys that stand in for them."""

@@ -262,9 +262,8 @@ class Loader:
         self._report(self._checkpoint.size_bytes)
 
     def _products(self, names: tuple[str, ...]) -> Format:
-        """The format of products, to which these weights are rounded if it rounds."""
-        for name in names:
-            self._stored.round(name, self._formats.products)
+        """The format of products, to which these parts of a weight are rounded if it rounds."""
+        self._stored.round(names, self._formats.products)
         return self._formats.products
 
     def _array(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
