@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-from test_replay_what_if import machine_log, real_config, ring_of
+from test_replay_what_if import Machine, machine_log, real_config, ring_of
 
 from vnext.replay.cli.main import main
 from vnext.routing.policies import POLICIES
@@ -38,6 +39,14 @@ def test_more_replicas_share_the_requests_and_wait_less(tmp_path, capsys):
     assert by_policy["prefix"] > by_policy["round_robin"]
     assert main(["what-if", str(log), "--replicas", "2", "--routing", "prefix", "--set", "max_num_seqs=2"]) == 0
     assert "largest: the share" in capsys.readouterr().out
+
+
+def test_each_replica_pays_for_the_prompts_that_begin_in_it(tmp_path, capsys, monkeypatch):
+    """In each run: replicas count their requests alike."""
+    monkeypatch.setattr(Machine, "turn_us", np.array([[0.0, 50_000.0], [0.0, 50_000.0]]))
+    log = machine_log(tmp_path / "log", gap_us=200_000)
+    one, three, again = asked(capsys, log, "--replicas", "1,3,1", "--routing", "round_robin")["runs"]
+    assert again == one and min(one["score"]["ttft_ms"][0], three["score"]["ttft_ms"][0]) > 50
 
 
 @pytest.mark.parametrize(

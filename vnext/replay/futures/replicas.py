@@ -8,7 +8,7 @@ engines, of which those that do not have the request ignore it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -52,10 +52,11 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replicas(
-    taken: Recorded, started: EngineStarted, model: Model, clock: StepTime, counts: Sequence[int], policies: Sequence[str],
-    objective: Objective,
+    taken: Recorded, started: EngineStarted, model: Model, clock: Callable[[], StepTime], counts: Sequence[int],
+    policies: Sequence[str], objective: Objective,
 ) -> Replicas:  # fmt: skip
-    """Run the arrivals over each number of engines under each policy; one engine needs no policy. Raises UnusableLog."""
+    """Run the arrivals over each number of engines under each policy; one engine needs no policy. `clock` makes one for an engine,
+    whose requests it knows. Raises UnusableLog."""
     if taken.lives:
         raise UnusableLog("the log begins in mid-run, and no replica is known to have had its requests: give the whole log")
     cases = [(count, policy) for count in counts for policy in (policies if count > 1 else policies[:1])]
@@ -65,8 +66,10 @@ def replicas(
     )  # fmt: skip
 
 
-def _run(taken: Recorded, started: EngineStarted, clock: StepTime, count: int, policy: str, objective: Objective) -> ReplicasRun:
-    engines = [Rerun(taken, started, clock, exact=False) for _ in range(count)]
+def _run(
+    taken: Recorded, started: EngineStarted, clock: Callable[[], StepTime], count: int, policy: str, objective: Objective
+) -> ReplicasRun:
+    engines = [Rerun(taken, started, clock(), exact=False) for _ in range(count)]
     coming = [engine.take_outside() for engine in engines][0]
     router, requests, tokens = Router(count, policy), [0] * count, [0] * count
     for time_us, now in itertools.groupby(coming, key=lambda each: each[0]):

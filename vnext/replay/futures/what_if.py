@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -208,7 +209,7 @@ def _run_replicas(arguments: argparse.Namespace, console: Console, tried: Sequen
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
     ground = ground_of(log, arguments.times_of)
     started = msgspec.structs.replace(ground.started, config=changed(ground.started, tried[0] if tried else ()))
-    clock = timed(ground.model, ground.taken, ground.pace)
+    clock = partial(timed, ground.model, ground.taken, ground.pace)
     answer = replicas(ground.taken, started, ground.model, clock, counts, policies, objective)
     print_answer(arguments, console, answer, print_replicas)
     return 0
