@@ -126,18 +126,19 @@ class Checkpoint:
         """From now on count a weight as held in this format."""
         self._formats[name] = format
 
-    def are_equal(self, first: str, second: str) -> bool:
-        """Whether two tensors have one shape and the same numbers, whatever their dtypes. Raises ModelError."""
-        shape = self.shape(first) or ()
-        if shape != self.shape(second):
+    def are_equal(self, first: str, second: str, other: Checkpoint | None = None) -> bool:
+        """Whether two tensors, the second one perhaps of another checkpoint, have one shape and the same numbers, whatever their
+        dtypes. Raises ModelError."""
+        shape, sides = self.shape(first) or (), ((self, first), (other or self, second))
+        if shape != (other or self).shape(second):
             return False
-        parts = [self.part(name, shape, ()) for name in (first, second)]
+        parts = [np.atleast_1d(each.part(name, shape, ())) for each, name in sides]
         bits = f"uint{8 * parts[0].itemsize}" if parts[0].dtype == parts[1].dtype else ""
         rows = (slice(row, row + COMPARED_ROWS) for row in range(0, len(parts[0]), COMPARED_ROWS))
         pairs = ((part[each].view(bits) if bits else part[each].astype(np.float32) for part in parts) for each in rows)
         are_equal = all(np.array_equal(one, other) for one, other in pairs)
-        for name in (first, second):
-            self.release(name)
+        for each, name in sides:
+            each.release(name)
         return are_equal
 
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:

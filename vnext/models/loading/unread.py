@@ -14,7 +14,7 @@ from vnext.models.config.folder import is_dummy, read_config
 from vnext.models.config.json_keys import Json, Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.gguf.folder import linked_files
-from vnext.models.loading.checkpoint import ROOT, open_checkpoint
+from vnext.models.loading.checkpoint import ROOT, Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family, tower_parts
@@ -116,12 +116,15 @@ def has_tower(path: Path, config: ModelConfig) -> bool:
     """Whether a checkpoint has any tensor of the tower that its configuration describes: copies for texts alone have none."""
     if (config.tower is None and config.sound is None) or is_dummy(path):
         return config.tower is not None or config.sound is not None
-    parts = tower_parts(config.architecture)
     with open_checkpoint(path) as own:
-        stored = own.rooted()
-        source = Recording(lambda name: name in stored)
-        parts.assemble(source, parts.config(config))
-        return any(name in stored for name in source.read)
+        return bool(tower_tensors(own.rooted(), config))
+
+
+def tower_tensors(stored: Checkpoint, config: ModelConfig) -> list[str]:
+    """Those of a checkpoint that the tower takes which its configuration describes."""
+    parts, source = tower_parts(config.architecture), Recording(lambda name: name in stored)
+    parts.assemble(source, parts.config(config))
+    return [name for name in sorted(source.read) if name in stored]
 
 
 def unread_members(raw: Json) -> list[str]:

@@ -101,6 +101,16 @@ def check_ties(update: Checkpoint, whole: Checkpoint, ties: Mapping[str, Tie]) -
             )
 
 
+def check_tower(update: Checkpoint, own: Checkpoint, names: Iterable[str]) -> None:
+    """Raise ModelError for a tensor of a tower, which have these `names`, that is another one than the `own` checkpoint's."""
+    for name in (name for name in names if name in update):
+        if not own.are_equal(name, name, update):
+            raise ModelError(
+                f"the update in {update.path} has another {name!r}, which reads images or sounds and cannot be updated so far: "
+                f"leave it out, or start another engine; {NOTHING_CHANGED}"
+            )
+
+
 def check_finite(update: Checkpoint, names: Iterable[str]) -> None:
     """Raise ModelError for a tensor with a number that is not finite."""
     for name in names:

@@ -17,9 +17,11 @@ from vnext.kernels.arrays import address, strides_of
 from vnext.kernels.cpu.memory import give_back
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import overlaid
+from vnext.models.loading.unread import tower_tensors
 from vnext.models.loading.update import (
     check_finite,
     check_ties,
+    check_tower,
     check_update,
     open_pieces,
     open_update,
@@ -106,6 +108,9 @@ class RankWeights:
         names = kept.names
         check_update(update, names, {*self._own_names(), *kept.ties}, command.partial, kept.stored)
         check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
+        if self._rank == 0 and "parts" in runner.__dict__ and runner.parts.inputs is not None:
+            own = open_update(runner.path)
+            check_tower(update, own, tower_tensors(overlaid(own, update), runner.config))
         if self._rank or command.is_piece:
             return ""
         whole = overlaid(open_update(Path(command.base or runner.path)), update) if command.partial else update

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from engine_here import engines_here
+from safetensors.torch import load_file
 from tower_cases import IMAGE, SIDE, TILE_TOKENS, save_reader
 
 from vnext import LLM
@@ -26,6 +27,7 @@ from vnext.models.loading.weights import load_params
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
 from vnext.replay.ui.walk import Walk
+from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.runtime.rank.images import Images
 from vnext.state.events import pack_tokens, unpack_tokens
@@ -100,6 +102,29 @@ def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, tor
         again, same = answers(llm, [prompt_of(0)[1]])
         _, others = answers(llm, [prompt_of(1)[1]])
     assert first == again and hits == [0] and same == [20] and others == [0]
+
+
+def test_an_update_changes_what_reads_images_by_no_number(reader: tuple[Path, torch.nn.Module]) -> None:
+    """A tower computes with the weights that it began with, so an update has these, in any dtype, or none of them."""
+    own = load_file(reader[0] / "model.safetensors")
+    tower = [name for name in own if "vision_model" in name or "connector" in name]
+    changed = {name: each + 0.1 for name, each in own.items()}
+    assert 0 < len(tower) < len(own)
+    with engines_here(), LLM(str(reader[0]), **HERE, log="off") as llm:
+        before, _ = answers(llm, [prompt_of(0)[1]])
+        for name in (tower[0], tower[-1]):
+            for update in (own | {name: changed[name]}, {name: changed[name]}):
+                with pytest.raises(NotDone, match=f"the update in .* has another {name!r}, which reads images or sounds"):
+                    llm.update_weights(update, partial=len(update) == 1)
+        assert answers(llm, [prompt_of(0)[1]])[0] == before
+        llm.update_weights(changed | {name: own[name].double().float() for name in tower})
+        assert answers(llm, [prompt_of(0)[1]])[0] != before
+        llm.update_weights({name: each for name, each in own.items() if name not in tower})
+        llm.sleep(), llm.wake_up()
+        assert answers(llm, [prompt_of(0)[1]])[0] == before
+    with engines_here(), LLM(str(reader[0]), **HERE, log="off", load_format="dummy") as llm:
+        with pytest.raises(NotDone, match="which reads images or sounds"):
+            llm.update_weights(own)
 
 
 def test_a_step_encodes_one_tile(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
