@@ -127,6 +127,23 @@ def test_texts_wait_up_to_a_bound_and_short_ones_for_no_long_one() -> None:
     asyncio.run(work())
 
 
+def test_no_text_waits_for_images_and_videos() -> None:
+    """A video of few bytes may take half a minute."""
+
+    async def work() -> None:
+        texts, ends = TextWork(4 * QUICK_CHARACTERS_MAX), threading.Event()
+        media = [asyncio.create_task(texts.run_media(10, client, lambda: ends.wait(60))) for client in "aabb"]
+        await asyncio.sleep(0)
+        for size in (5_000, QUICK_CHARACTERS_MAX + 1):
+            assert await asyncio.wait_for(texts.run(size, "a", lambda: "text"), 30) == "text"
+        assert texts.characters == 40 and not any(each.done() for each in media)
+        ends.set()
+        assert all(await asyncio.gather(*media))
+        texts.close()
+
+    asyncio.run(work())
+
+
 def test_templates_render_one_after_another_and_give_way_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     intervals: list[float] = []
     at_once: list[int] = []

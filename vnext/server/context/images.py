@@ -5,22 +5,23 @@ Imported where the engine's model reads images: other servers need no numpy.
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
+from asyncio import Semaphore, get_running_loop, wrap_future
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from vnext.media.pictures import MediaError
 from vnext.media.reader import IMAGES_MAX, ImageReader, Shown
 from vnext.media.sources import MediaRules
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.text_work import INLINE_CHARACTERS_MAX, TextWork
+from vnext.server.context.text_work import TextWork, in_loop
 from vnext.server.settings import ServerSettings
 
 FETCHES_MAX = 8
-"""At once, of all clients."""
+"""At once, of all clients. One may have half of them."""
 
 
 class PromptImages:
@@ -31,7 +32,7 @@ class PromptImages:
         rules = MediaRules(settings.allowed_local_media_path, settings.allowed_media_domains)
         addresses = settings.engine_address, *settings.other_engines
         self._reader, self._work = ImageReader(Path(settings.model_path), sizes, addresses, rules), work
-        self._fetching = ThreadPoolExecutor(FETCHES_MAX, "media")
+        self._fetching, self._shares = ThreadPoolExecutor(FETCHES_MAX, "media"), WeakValueDictionary[str, Semaphore]()
         self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
 
     async def read(self, asked: Sequence[tuple[str, str, bool]], client: str) -> list[Shown]:
@@ -45,9 +46,18 @@ class PromptImages:
     async def _read(self, address: str, name: str, is_film: bool, client: str, is_alone: bool) -> Shown:
         given: str | bytes = address
         if not address[:5].lower().startswith("data:"):
-            given = await get_running_loop().run_in_executor(self._fetching, self._reader.bytes_at, address, name)
+            given = await self._fetched(address, name, client)
         work = partial(self._reader.film, given, name) if is_film else partial(self._reader.seen, given, name, is_alone)
-        return await self._work.run(max(len(given), INLINE_CHARACTERS_MAX + 1), client, work)
+        return await self._work.run_media(len(given), client, work)
+
+    async def _fetched(self, address: str, name: str, client: str) -> bytes:
+        """A client's share is taken for as long as a thread fetches, also when nobody waits for it any more."""
+        if (share := self._shares.get(client)) is None:
+            share = self._shares[client] = Semaphore(FETCHES_MAX // 2)
+        await share.acquire()
+        future, loop = self._fetching.submit(self._reader.bytes_at, address, name), get_running_loop()
+        future.add_done_callback(lambda _: in_loop(loop, share.release))
+        return await wrap_future(future)
 
     def close(self) -> None:
         """Fetch nothing more."""

@@ -30,7 +30,7 @@ class PromptSounds:
     async def read(self, data: bytes, client: str) -> np.ndarray:
         """The samples of a file, float32 [N]. Raises InvalidRequest, Overloaded."""
         try:
-            return await self._work.run(len(data), client, partial(sound_of, data, "file"))
+            return await self._work.run_media(len(data), client, partial(sound_of, data, "file"))
         except MediaError as error:
             raise InvalidRequest(f"{error}.", "file") from error
 

@@ -43,6 +43,7 @@ class TextWork:
         self._long = ThreadPoolExecutor(THREADS, "long texts", _stand_back)
         self._templates = ThreadPoolExecutor(1, "templates")  # more would only contend for the interpreter
         self._grammars = ThreadPoolExecutor(THREADS, "grammars", _stand_back)
+        self._media = ThreadPoolExecutor(THREADS, "images", _stand_back)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     @property
@@ -65,12 +66,16 @@ class TextWork:
         the errors of `work`."""
         return await self._run(self._grammars, characters, client, work)
 
+    async def run_media(self, characters: int, client: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which reads media of so many characters or bytes. Raises Overloaded and the errors of `work`."""
+        return await self._run(self._media, characters, client, work)
+
     async def _run(
         self, threads: ThreadPoolExecutor, characters: int, client: str, work: Callable[[], Result]
     ) -> Result:
         self._quota.take(characters, client)
         loop, future = asyncio.get_running_loop(), threads.submit(work)
-        future.add_done_callback(lambda _: _in_loop(loop, lambda: self._quota.give(characters, client)))
+        future.add_done_callback(lambda _: in_loop(loop, lambda: self._quota.give(characters, client)))
         try:
             return await asyncio.wrap_future(future)  # a cancelled future does not begin
         finally:
@@ -79,11 +84,12 @@ class TextWork:
 
     def close(self) -> None:
         """Start no more work."""
-        for threads in (self._quick, self._long, self._templates, self._grammars):
+        for threads in (self._quick, self._long, self._templates, self._grammars, self._media):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+def in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    """Do work in a loop, from any thread, unless the loop is gone."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(work)
 

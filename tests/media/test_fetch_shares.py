@@ -1,0 +1,59 @@
+"""One client's addresses, of servers that do not answer, take no more than its share of the threads that fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from vnext.media.pictures import MediaError
+from vnext.server.context import images
+from vnext.server.context.images import FETCHES_MAX, PromptImages
+from vnext.server.context.text_work import TextWork
+from vnext.server.settings import ServerSettings
+
+
+class Reader:
+    """Fetches what hangs until it may end, and other addresses at once."""
+
+    shown = shown_film = "here"
+
+    def __init__(self, *_: object) -> None:
+        self.ends, self.hanging = threading.Event(), list[str]()
+
+    def bytes_at(self, address: str, name: str) -> bytes:
+        if "hangs" in address:
+            self.hanging.append(name)
+            self.ends.wait(60)
+            raise MediaError(f"{name} could not be fetched")
+        return b"bytes"
+
+    def seen(self, given: bytes, name: str, is_alone: bool) -> bytes:
+        return given
+
+
+def test_a_client_has_half_of_the_threads_that_fetch_even_when_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader()
+    monkeypatch.setattr(images, "ImageReader", lambda *_: reader)
+    given = {"allowed_local_media_path": "", "allowed_media_domains": (), "engine_address": "a", "other_engines": (), "model_path": "m"}
+
+    async def work() -> None:
+        texts = TextWork(10_000)
+        read = PromptImages(cast(ServerSettings, SimpleNamespace(**given)), "", texts).read
+        share = FETCHES_MAX // 2
+        for turn in range(2):
+            waiting = [asyncio.create_task(read([("http://hangs/", str(each), False)], "greedy")) for each in range(3 * FETCHES_MAX)]
+            await asyncio.sleep(0.05)
+            assert await asyncio.wait_for(read([("http://good/", "it", False)], "other"), 30) == [b"bytes"], turn
+            assert len(reader.hanging) == share, "those who have left are fetched for"
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        reader.ends.set()
+        assert await asyncio.wait_for(read([("http://good/", "it", False)], "greedy"), 30) == [b"bytes"]
+        texts.close()
+
+    asyncio.run(work())
