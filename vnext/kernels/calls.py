@@ -72,6 +72,10 @@ class StateRows(NamedTuple):
     trail: torch.Tensor | None = None
 
 
+WIDTHS = range(2, 9)
+"""Inputs that a short convolution sees."""
+
+
 class ConvolutionCall(NamedTuple):
     """What short_convolution does with x [T, C], or, `gated`, with [T, 3 * C]: gates before, gates behind, inputs.
 

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import softplus
 
-from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
+from vnext.kernels.calls import WIDTHS, ConvolutionCall, RecurrenceCall, StateRows
 from vnext.kernels.contracts import FLOATS, ContractError, expect, expect_together
-
-WIDTHS = range(2, 9)
-"""Inputs that a convolution sees."""
 
 
 def check_rows(rows: StateRows, pool: torch.Tensor, tokens: int) -> None:

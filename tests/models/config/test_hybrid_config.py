@@ -175,6 +175,11 @@ def test_their_sizes() -> None:
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
+CONVOLVING = (
+    (LFM2, "conv_L_cache"), (LFM3, "conv_L_cache"), (GRANITE, "mamba_d_conv"), (NEMOTRON, "conv_kernel"), (JAMBA, "mamba_d_conv"),
+    (KIMI | {"linear_attn_config": None}, "linear_conv_kernel_dim"), (OLMO, "linear_conv_kernel_dim"), (LING, "linear_conv_kernel_dim"),
+    (QWEN["text_config"], "linear_conv_kernel_dim"),
+)  # fmt: skip
 REFUSED = [
     (LFM2, {"full_attn_idxs": []}, "layer_types names no layer of full_attention"),
     (LFM2, {"layer_types": ["conv"]}, "layer_types must name full_attention or conv for each of 16 layers"),
@@ -193,6 +198,8 @@ REFUSED = [
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),
     (LING, {"kda_lower_bound": 0.5}, "kda_lower_bound must be a number below 0 but is 0.5"),
     (LING, {"q_lora_rank": 512}, "q_lora_rank 512 is not supported"),
+    (OLMO, {"linear_num_key_heads": 7}, "30 heads of values cannot share 7 heads of keys evenly"),
+    *((raw, {key: width}, f"must be 2 to 8 but is {width}") for raw, key in CONVOLVING for width in (1, 9)),
     (LFM3, {"use_sandwich_norm": False}, "use_sandwich_norm False is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),

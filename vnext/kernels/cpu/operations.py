@@ -170,7 +170,7 @@ def add_thin(
 def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
     """As recurrence.short_convolution."""
     plain_recurrence.check_short_convolution(x, call)
-    serves = x.dtype in PACKED_TYPES and call.weight.shape[1] in recurrence.WIDTHS and call.pool[0].is_contiguous()
+    serves = x.dtype in PACKED_TYPES and call.pool[0].is_contiguous()
     return recurrence.short_convolution(x, call) if serves else plain_recurrence.short_convolution(x, call)
 
 

@@ -11,12 +11,9 @@ from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
 from vnext.kernels.cpu.native import KINDS, module
 from vnext.kernels.cpu.rows import address
 
-WIDTHS = range(2, 9)
-"""Inputs that a convolution of the module sees."""
-
 
 def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
-    """As recurrence.short_convolution, of as many inputs as WIDTHS has."""
+    """As recurrence.short_convolution."""
     channels, width = call.weight.shape
     result = x.new_zeros(x.shape[0], channels)
     module().short_convolution(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from types import MappingProxyType
 
+from vnext.kernels.calls import WIDTHS
 from vnext.models.config.json_keys import Json, flag, positive, refuse, shown
 from vnext.models.config.model_config import Recurrent
 from vnext.models.errors import ModelError
@@ -23,6 +24,13 @@ NO_LIMITS = ([0.0, inf], [0.0, {"__float__": "Infinity"}])
 """As plain JSON has it, and as transformers writes it."""
 
 
+def width_of(raw: Json, key: str, default: int | None = None) -> int:
+    """How many inputs a convolution sees. Raises ModelError."""
+    if (width := positive(raw, key, default)) not in WIDTHS:
+        raise ModelError(f"{key} must be {WIDTHS.start} to {WIDTHS.stop - 1} but is {width}; correct config.json")
+    return width
+
+
 def linear_layers(raw: Json, usual: list[str]) -> tuple[int, ...]:
     """The layers that layer_types calls linear_attention, without it those of the usual kinds. Raises ModelError."""
     kinds, count = raw.get("layer_types") or usual, positive(raw, "num_hidden_layers")
@@ -32,6 +40,16 @@ def linear_layers(raw: Json, usual: list[str]) -> tuple[int, ...]:
             f"least, but is {shown(kinds)}; correct config.json"
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
+
+
+def shared(nets: Recurrent) -> Recurrent:
+    """The same delta nets. Raises ModelError where heads of values cannot share those of keys."""
+    if nets.value_heads % nets.key_heads:
+        raise ModelError(
+            f"{nets.value_heads} heads of values cannot share {nets.key_heads} heads of keys evenly; correct "
+            "linear_num_key_heads in config.json"
+        )
+    return nets
 
 
 def mamba_layers(raw: Json, attending: tuple[int, ...]) -> Recurrent | None:
@@ -53,7 +71,7 @@ def mamba_layers(raw: Json, attending: tuple[int, ...]) -> Recurrent | None:
         )
     return Recurrent(
         layers=layers,
-        width=positive(raw, "mamba_d_conv"),
+        width=width_of(raw, "mamba_d_conv"),
         key_heads=groups,
         key_dim=positive(raw, "mamba_d_state"),
         value_heads=heads,

@@ -31,15 +31,12 @@ from vnext.models.layers.recurrent import DeltaNet, KeyDelta, Lightning, Mamba, 
 if TYPE_CHECKING:
     import torch
 
-WIDTHS = range(2, 9)
-"""Inputs that a convolution of the kernels sees."""
-
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
     if config.streams is not None or config.encoder is not None:
         return None
-    if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
+    if config.recurrent is not None and config.recurrent.beside is not None:
         return None
     if any(isinstance(layer.attention, (Selective, Lightning, KeyDelta)) for layer in layers):
         return None

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
 from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers import sharding
@@ -79,7 +80,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         raise ModelError("attn_layer_period must leave layers that attend and layers that do not; correct config.json")
     recurrent = Recurrent(
         layers=layers,
-        width=positive(raw, "mamba_d_conv"),
+        width=width_of(raw, "mamba_d_conv"),
         key_dim=positive(raw, "mamba_d_state"),
         value_heads=inner // lanes,
         value_dim=lanes,

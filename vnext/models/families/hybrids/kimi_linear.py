@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vnext.models.config.expert_keys import dense_kinds, sigmoid_experts
 from vnext.models.config.json_keys import Json, positive, refuse
 from vnext.models.config.latent_config import latent_fields
-from vnext.models.config.mamba_config import linear_layers
+from vnext.models.config.mamba_config import linear_layers, width_of
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
@@ -103,7 +103,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     heads, size = positive(raw, "linear_num_heads"), positive(raw, "linear_head_dim")
     recurrent = Recurrent(
         layers=layers,
-        width=positive(raw, "linear_conv_kernel_dim"),
+        width=width_of(raw, "linear_conv_kernel_dim"),
         key_heads=heads,
         key_dim=size,
         value_heads=heads,

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
+from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
@@ -108,7 +109,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         "intermediate_size": mlp_size(raw),
     }
     layers = convolving_layers(raw)
-    recurrent = Recurrent(layers=layers, width=positive(raw, "conv_L_cache"), value_heads=positive(raw, "hidden_size"))
+    recurrent = Recurrent(layers=layers, width=width_of(raw, "conv_L_cache"), value_heads=positive(raw, "hidden_size"))
     bias = flag(raw, "conv_bias")
     experts = biased_experts(raw) if has_experts else None
     own = near_and_far(raw) if is_third else {}

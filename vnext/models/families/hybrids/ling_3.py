@@ -11,7 +11,7 @@ from types import MappingProxyType
 from vnext.models.config.expert_keys import dense_kinds, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, positive, refuse
 from vnext.models.config.latent_config import latent_fields
-from vnext.models.config.mamba_config import linear_layers
+from vnext.models.config.mamba_config import linear_layers, width_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.families.hybrids.kimi_linear import OTHER_KEYS, assemble_key_delta, key_delta_axes
@@ -64,7 +64,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     own_heads = positive(raw, "linear_num_heads", heads)
     recurrent = Recurrent(
         layers=linear_layers(raw, ["linear_attention" if (layer + 1) % group else "full_attention" for layer in range(count)]),
-        width=positive(raw, "linear_conv_kernel_dim", positive(raw, "short_conv_kernel_size")),
+        width=width_of(raw, "linear_conv_kernel_dim", positive(raw, "short_conv_kernel_size")),
         key_heads=own_heads,
         key_dim=size,
         value_heads=own_heads,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, flag, positive
-from vnext.models.config.mamba_config import linear_layers
+from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.layers.assembly import Source, attention, gated_mlp, linear, wide_norm
@@ -54,7 +54,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     key_dim = positive(raw, "linear_key_head_dim", int(0.75 * positive(raw, "hidden_size") / key_heads))
     recurrent = Recurrent(
         layers=layers,
-        width=positive(raw, "linear_conv_kernel_dim"),
+        width=width_of(raw, "linear_conv_kernel_dim"),
         key_heads=key_heads,
         key_dim=key_dim,
         value_heads=positive(raw, "linear_num_value_heads", heads),
@@ -64,7 +64,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     )
     turns = scaling_of(raw).get("rope_theta", raw.get("rope_theta")) is not None
     still = () if turns else tuple(layer for layer in range(count) if layer not in layers)
-    return common_config(raw, generation, form=DecoderForm(head_norms="all"), recurrent=recurrent, still_layers=still)
+    return common_config(raw, generation, form=DecoderForm(head_norms="all"), recurrent=shared(recurrent), still_layers=still)
 
 
 def assemble_net(source: Source, prefix: str) -> DeltaNet:

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, dense_layers
 from vnext.models.config.json_keys import Json, flag, positive, refuse, required
-from vnext.models.config.mamba_config import linear_layers
+from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, shifted_norm, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, SparseMlp
@@ -108,20 +107,15 @@ def delta_nets(raw: Json) -> Recurrent:
     """The layers that are delta nets, and their sizes."""
     count, interval = positive(raw, "num_hidden_layers"), positive(raw, "full_attention_interval")
     usual = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
-    found = Recurrent(
+    nets = Recurrent(
         layers=linear_layers(raw, usual),
-        width=positive(raw, "linear_conv_kernel_dim"),
+        width=width_of(raw, "linear_conv_kernel_dim"),
         key_heads=positive(raw, "linear_num_key_heads"),
         key_dim=positive(raw, "linear_key_head_dim"),
         value_heads=positive(raw, "linear_num_value_heads"),
         value_dim=positive(raw, "linear_value_head_dim"),
     )
-    if found.value_heads % found.key_heads:
-        raise ModelError(
-            f"{found.value_heads} heads of values cannot share {found.key_heads} heads of keys evenly; correct "
-            "linear_num_key_heads in config.json"
-        )
-    return found
+    return shared(nets)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
