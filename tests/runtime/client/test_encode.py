@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from vnext.runtime.client import encode
 from vnext.runtime.client.engines import connect_engines
+from vnext.runtime.client.live_request import LiveRequest
+from vnext.runtime.client.output_stream import OutputStream
 from vnext.runtime.client.replicas import Replicas
 from vnext.runtime.protocol.messages import AbortRequests, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
@@ -74,6 +76,23 @@ def test_before_prefill_and_decode() -> None:
         assert [[each.encodes for each in submitted(engine)] for engine in engines] == [[False], [False], [True]]
 
     with_engines(work, prefill=1, count=2)
+
+
+def test_requests_of_one_prompt_stay_together_while_their_engine_lives() -> None:
+    async def work(client: Replicas, engines: list[FakeEngine]) -> None:
+        wishes = [replace(REQUEST, name=name) for name in "abc"]
+        for times in range(1, 4):
+            await tokens_of(client, *wishes)
+            assert len(submitted(engines[2])) == 3 * times and {len(submitted(engine)) % 3 for engine in engines[:2]} == {0}
+        engines[0].close()
+        while client.engines[0].is_up:
+            await asyncio.sleep(0.01)
+        stream, before = OutputStream({"d"}, lambda names, reason: None), len(submitted(engines[1]))
+        client._encoded({(REQUEST.prompt, False): 0}, LiveRequest(replace(REQUEST, name="d", deaths=1), stream))
+        assert [token async for output in stream for token in unpack_tokens(output.tokens).tolist()] == ANSWER
+        assert len(submitted(engines[1])) == before + 1
+
+    with_engines(work, count=2)
 
 
 def test_what_has_no_inputs_to_encode_goes_to_one() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -46,6 +46,8 @@ BLIND_POLICIES = ("round_robin", "consistent_hash")
 """Those that ask nothing of an engine, whose events need not be followed then."""
 OTHERS = 2**63
 """Added to the numbers of processes, which are thereby no request's."""
+Chosen: TypeAlias = "dict[tuple[bytes, bool], int]"
+"""The engines of prompts, by whether they hand them over."""
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
@@ -224,15 +226,15 @@ class Replicas:
         if self._router.views[number].feed(data):
             self._clients[number].followers.ask()
 
-    def _place(self, requests: Iterable[LiveRequest]) -> None:
-        """Send requests to engines, those of one prompt to one."""
-        chosen: dict[tuple[bytes, bool], int] = {}
+    def _place(self, requests: Iterable[LiveRequest], chosen: Chosen | None = None) -> None:
+        """Send requests to engines, those of one prompt to one, which `chosen` has if some of them were sent before."""
+        chosen = {} if chosen is None else chosen
         for live in requests:
             if isinstance(live.stream, Encode):
                 live = live.stream.given_back()
             elif isinstance(live.stream, Prefill):
                 live = live.stream.given_back(live.request.deaths)
-            elif self._encoders.take(live, self._encoded):
+            elif self._encoders.take(live, partial(self._encoded, chosen)):
                 continue
             if self._is_split and is_worth(live.request, self.ready.config.block_size):
                 live = Prefill(live, self._decode).request()
@@ -240,10 +242,10 @@ class Replicas:
             chosen[key] = self._choose(live.request, chosen.get(key))
             self._clients[chosen[key]].take(live)
 
-    def _encoded(self, live: LiveRequest) -> None:
+    def _encoded(self, chosen: Chosen, live: LiveRequest) -> None:
         """The images and sounds of a request are encoded, or are to be encoded where it is computed."""
         if self.death is None:
-            self._place([live])
+            self._place([live], chosen)
         else:
             live.stream.fail(EngineDead(self.death))
 
@@ -260,14 +262,14 @@ class Replicas:
     def _choose(self, request: SubmitRequest, sibling: int | None) -> int:
         """The number of the engine that the policy names, of those that answer; else of those that are ready, else of those that
         live; of these those that do such work, if there are any. `sibling`: that of an earlier request of the same prompt, which
-        this one follows."""
+        this one follows if it may."""
         answering = {client for client in self._clients if client.is_up and client.trouble is None}
         ready = {client for client in self._clients if client.is_up}
         living = {client for client in self._clients if client.death is None}
         found = answering or ready or living
         of_kind = self._clients[: self._prefill_engines] if request.hands_over else self._clients[self._prefill_engines :]
         able = [client in (found.intersection(of_kind) or found) for client in self._clients]
-        if sibling is not None:
+        if sibling is not None and able[sibling]:
             able = [number == sibling for number in range(len(able))]
         sampling = replace(request.sampling, adapter=request.adapter.digest if request.adapter else "")
         prompt = Prompt.of(request.prompt, sampling, request.cache_salt, request.generated)
