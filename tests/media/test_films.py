@@ -94,7 +94,8 @@ def test_what_is_no_video_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         (b"", "no video that can be read"), (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no video that can be read"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "no video that can be read"), (data[: len(data) // 4], "no video that can be read"),
         (bytes(films.BYTES_MAX + 1), "a video may have"), (np.zeros((2, 4, 4)), "is no video: give"),
-        ((np.zeros((2, 4, 4, 3), np.uint8), 0), "is no video: give"), (written("mp4", "libx264", 1, size=(4000, 2600)), "one may have"),
+        *(((np.zeros((2, 4, 4, 3), np.uint8), rate), "is no video: give") for rate in (0, 5e-324, 1e-30, 1001, float("nan"))),
+        (written("mp4", "libx264", 1, size=(4000, 2600)), "one may have"),
         (written("webm", "libvpx", 1, size=(4000, 2600)), "(one may have|can be read)"),
     ]  # fmt: skip
     for video, sentence in hostile:

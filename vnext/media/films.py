@@ -30,6 +30,8 @@ SECONDS_MAX = 30.0
 """That it may take to decode them."""
 STREAMS_MAX = 8
 USUAL_RATE = 24.0
+RATES = 1 / 86_400, 1_000.0
+"""How many frames a second arrays may have: from one a day."""
 
 
 class Clip(NamedTuple):
@@ -67,7 +69,7 @@ def film_of(video: object, name: str, choose: Chooser) -> Film:
         return _decoded(video, name, choose)
     frames, rate = video if isinstance(video, tuple) and len(video) == 2 else (video, USUAL_RATE)
     is_array = isinstance(frames, np.ndarray) and frames.dtype == np.uint8 and frames.shape[3:] == (3,) and frames.size
-    if not isinstance(frames, np.ndarray) or not is_array or not isinstance(rate, int | float) or not 0 < rate <= 1000:
+    if not isinstance(frames, np.ndarray) or not is_array or not isinstance(rate, int | float) or not RATES[0] <= rate <= RATES[1]:
         remedy = "give an address, a file's bytes, or (uint8 [frames, height, width, 3], frames a second)"
         raise MediaError(f"{name} is no video: {remedy}")
     count, height, width, _ = frames.shape
