@@ -58,8 +58,7 @@ def stage_counts(runner: ModelRunner) -> dict[str, int]:
 @function
 def encoded(runner: ModelRunner) -> dict[str, int]:
     """The vectors of images and sounds that this rank has `computed` and `read`."""
-    inputs = runner.__dict__["parts"].inputs if "parts" in runner.__dict__ else None
-    return {"computed": inputs.computed, "read": inputs.read} if inputs else {"computed": 0, "read": 0}
+    return {"computed": runner.inputs.computed, "read": runner.inputs.read} if runner.inputs else {"computed": 0, "read": 0}
 
 
 @function

@@ -117,7 +117,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     load_tower(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
     tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
-    shelf = runner.parts.inputs.shelf if reads_inputs(settings, runner) and runner.parts.inputs else None
+    shelf = runner.inputs.shelf if runner.inputs else None
     return Rank(settings.rank, HostSteps(runner), weights, tier, publisher, shelf), runner
 
 
@@ -127,7 +127,7 @@ def _load_tower_alone(settings: RankSettings, parallel: Parallel) -> tuple[Rank,
         raise SettingsError("--role encode (or --encode-engines): this model reads no images and no sounds: leave it out")
     if settings.rank == 0:
         load_tower(settings, runner)
-    shelf = runner.parts.inputs.shelf if runner.parts.inputs else None
+    shelf = runner.inputs.shelf if runner.inputs else None
     return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner), shelf=shelf), runner
 
 
@@ -196,7 +196,7 @@ def handover_identity(settings: RankSettings, runner: ModelRunner) -> dict[str, 
 def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dict[str, object]:
     """All that the bits of a page depend on beside its tokens. `rank`: what part of a block it is."""
     drafted = "" if runner.draft is None else fingerprint(settings.draft_path)
-    return gpu_identity(settings, runner) | {
+    return gpu_identity(settings, runner) | ({"form": runner.inputs.form} if runner.inputs else {}) | {
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
         "kv_cache_dtype": runner.kv_cache_dtype, "dtype": runner.dtype, "quantization": runner.quantization,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from vnext.runtime.gpu.model import DeviceModel
     from vnext.runtime.rank.adapters import AdapterSlots
     from vnext.runtime.rank.by_parts import ByParts
+    from vnext.runtime.rank.images import Inputs
     from vnext.runtime.rank.routed_experts import RoutedExperts
     from vnext.sampling.sampling import Choose
 
@@ -343,6 +344,11 @@ class ModelRunner:
         """Of the last step's requests so many samples are kept; b"" in a step without drafts. Before the next step."""
         if self.cache.states is not None:
             self.cache.states.keep(counts)
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """What reads images or sounds, None where nothing does."""
+        return self.parts.inputs if "parts" in self.__dict__ else None
 
     @cached_property
     def parts(self) -> ByParts:

@@ -108,7 +108,7 @@ class RankWeights:
         names = kept.names
         check_update(update, names, {*self._own_names(), *kept.ties}, command.partial, kept.stored)
         check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
-        if self._rank == 0 and "parts" in runner.__dict__ and runner.parts.inputs is not None:
+        if self._rank == 0 and runner.inputs is not None:
             own = open_update(runner.path)
             check_tower(update, own, tower_tensors(overlaid(own, update), runner.config))
         if self._rank or command.is_piece:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,6 +140,21 @@ def test_a_reset_and_another_model_find_nothing(tmp_path: Path, counted: Counted
     forget_blocks(tmp_path)
     with LLM(str(tmp_path / "reader"), **settings) as llm:
         assert answer(llm, TILES, prompt) == right and counted.taken() == (0, TILE_TOKENS)
+
+
+def test_blocks_behind_an_input_are_of_one_form(tmp_path: Path, counted: Counted) -> None:
+    """Pixels are the same in another form, in which a tower makes other vectors of them, and these are in the blocks."""
+    save_reader(path := tmp_path / "reader")
+    prompt = [5, *input_tokens(digest_of(TILES[0]), TILE_TOKENS).tolist(), *range(6, 20)]
+    tier, file = {"kv_disk_dir": str(tmp_path / "tier")}, path / "preprocessor_config.json"
+    with LLM(str(path), **HERE, **tier) as llm:
+        answer(llm, TILES, prompt)
+    counted.taken()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.9, 0.1, 0.2]}))
+    with LLM(str(path), **HERE) as llm:
+        right, found = answer(llm, TILES, prompt), counted.taken()
+    with LLM(str(path), **HERE, **tier) as llm:
+        assert answer(llm, TILES, prompt) == right and counted.taken() == found == (TILE_TOKENS, 0)
 
 
 def vectors(seed: int) -> Vectors:
