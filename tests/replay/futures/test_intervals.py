@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from test_replay_what_if import Machine, machine_log, real_config
 
+from vnext.replay.futures import what_if_score
 from vnext.replay.futures.intervals import interval, student
 from vnext.replay.futures.what_if import candidates, what_if
+from vnext.replay.futures.what_if_score import RunScore
 from vnext.replay.reading.objective import Objective
 from vnext.replay.reading.source import UnusableLog
 
@@ -89,6 +92,17 @@ def test_logs_of_other_settings_are_not_like_it(tmp_path) -> None:
 def test_a_figure_that_is_always_the_same_has_no_width() -> None:
     assert interval([5.0], [[5.0] * 8]) == pytest.approx((5.0, 5.0)) and interval([0.0], [[0.0] * 8]) == (0.0, 0.0)
     assert interval([0.0, 1.0], [[0.0], [1.0]])[0] < 0, "a share is no factor"
+
+
+def test_no_bound_lies_where_no_figure_can() -> None:
+    """Where some runs keep every promise and others none, and gaps are 0 in some."""
+    plain: dict[str, Any] = dict(changes="", tokens_s=9.0, requests=8, refused=0, steps=9, larger=0, preemptions=0, hit_rate=0.0, seconds=1.0)
+    runs = [
+        RunScore(met=share, good_s=8 * share, ttft_ms=(share, 7.0), itl_ms=(share, share), **plain) for share in (0.6, 0.0, 1.0, 0.2)
+    ]
+    between = what_if_score.Tested([runs]).run.between
+    figures = (*between.ttft_ms, *between.itl_ms, between.tokens_s, between.met, between.good_s)
+    assert [low >= 0 for low, _ in figures] == [True] * 7 and between.met == (0.0, 1.0) and between.good_s[1] > 8
 
 
 def test_the_quantile_is_students() -> None:

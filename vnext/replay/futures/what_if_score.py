@@ -107,11 +107,12 @@ class Tested:
 
     def _bounds(self, figure: Callable[[RunScore], float]) -> Bounds:
         values = [[figure(run) for run in of_log] for of_log in self.runs]
-        return interval([own for own, *_ in values], [drawn for _, *drawn in values])
+        low, high = interval([own for own, *_ in values], [drawn for _, *drawn in values])
+        return max(low, 0.0), high
 
 
 def _share(bounds: Bounds) -> Bounds:
-    return max(bounds[0], 0.0), min(bounds[1], 1.0)
+    return bounds[0], min(bounds[1], 1.0)
 
 
 def worth(run: RunScore) -> tuple[float, ...]:
