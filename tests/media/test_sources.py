@@ -43,6 +43,11 @@ class Answers(BaseHTTPRequestHandler):
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(bytes(BYTES_MAX + 1))
+            case ["cut"]:
+                self.send_response(200)
+                self.send_header("Content-Length", "5")
+                self.end_headers()
+                self.wfile.write(b"good")
             case ["good"]:
                 self.send_response(200)
                 self.end_headers()
@@ -151,6 +156,7 @@ def test_bounds_of_the_web(web: str) -> None:
     assert bytes_at(f"{web}/to/{web}/good", WEB, "it") == b"good"
     for path, words in (
         ("round", "redirected more than 3 times"), ("slow", "could not be fetched: TimeoutError"), ("large", "more than 20971520 bytes"),
+        ("cut", "could not be fetched: IncompleteRead"),
         ("none", "its server answers 404"), ("to/http://10.0.0.1/a", "private address"), ("to/file:///etc/passwd", "no address of the web"),
         ("to/http://[/", "could not be fetched"),
     ):  # fmt: skip

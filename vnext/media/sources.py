@@ -114,6 +114,8 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
                 raise MediaError(f"{name} could not be fetched: its server answers {answer.status}")
             found = _bounded(answer.read(BYTES_MAX + 1), name)
             _left(end)
+            if answer.length:  # http.client says so only where no size is named
+                raise http.client.IncompleteRead(found, answer.length)
             return found
         finally:
             timer.cancel()
