@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import wait_until
 
-from vnext.runtime.processes.run_dir import LOCK_NAME, RunDir
+from vnext.media.vectors import VectorFiles, Vectors
+from vnext.runtime.processes.replicas import RunningEngines
+from vnext.runtime.processes.run_dir import LOCK_NAME, RunDir, shared_twin
 
 ROOT = Path(__file__).parents[3]
 HOLDER = "from vnext.runtime.processes.run_dir import RunDir; made = RunDir(); print(made.path, flush=True); input()"
@@ -97,3 +102,27 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     end(process)
     wait_until(lambda: not socket.parent.exists())
     assert list(tmp_path.iterdir()) == []
+
+
+class Ending:
+    """An engine that ends when `other` has, with a last file of vectors in the folder of the first one."""
+
+    def __init__(self, shared: Path | None = None, other: Ending | None = None) -> None:
+        self._own, self._shared, self._other, self.has_ended = RunDir(), shared or Path(), other, threading.Event()
+        self.run_dir = self._own.path
+
+    def stop(self, grace_s: float) -> int:
+        if self._other is not None:
+            assert self._other.has_ended.wait(grace_s)
+            vectors = Vectors(np.zeros((4, 8), np.uint8), np.zeros(4, np.int64), "float32")
+            VectorFiles(self._shared, {"model": "a"}, 10_000).write(b"x" * 15, vectors)
+        self._own.remove()
+        self.has_ended.set()
+        return 0
+
+
+def test_an_engine_that_ends_last_leaves_nothing_in_the_first_ones_folder(temporary: Path) -> None:
+    first = Ending()
+    engines: Any = first, Ending(shared_twin(first.run_dir), first)
+    assert RunningEngines(engines).stop(10.0) == 0
+    assert not shared_twin(first.run_dir).exists() and list(temporary.iterdir()) == []

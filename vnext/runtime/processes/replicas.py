@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vnext.runtime.processes.launch import STOP_GRACE_S, RunningEngine, StartingEngine, start_engine
+from vnext.runtime.processes.run_dir import remove
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.processes.thread_plan import usable_cores
 from vnext.runtime.protocol.reasons import ENCODES
@@ -87,6 +88,7 @@ class RunningEngines:
             return self.engines[0].stop(grace_s)
         with ThreadPoolExecutor(len(self.engines)) as pool:
             codes = list(pool.map(lambda engine: engine.stop(grace_s), self.engines))
+        remove(self.engines[0].run_dir)  # where the others may have written vectors of inputs when it had ended
         return next(filter(None, codes), 0)
 
 
