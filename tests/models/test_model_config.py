@@ -110,11 +110,14 @@ TURNING = WITH_TOWER | {"text_config": PLAIN | {"rope_scaling": {"type": "mrope"
 INTERLEAVED = TURNING | {"text_config": TURNING["text_config"] | {"head_dim": 16, "rope_scaling": {"mrope_section": [4, 2, 2]}, "num_hidden_layers": 3}}
 SHARED = {"towers.siglip"}  # parts of several families
 WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim", "attention_heads")} | {"d_model": 8}
+HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 
 
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     beginnings = {
         "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Whisper": WHISPER,
+        "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "Lfm3": {"layer_types": ["conv", "full_attention"]},
+        **dict.fromkeys(("KimiLinear", "OlmoHybrid", "BailingHybrid"), HALF_LINEAR),
         "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
     }  # fmt: skip
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
