@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from asked import LONG, SIZE, Asked
@@ -195,15 +197,34 @@ def test_no_cache_no_loss() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED_MIN", 8)
-    monkeypatch.setattr(misses_module, "TEXT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(misses_module, "SEEN_BYTES_MAX", 9_000)
     asked, rng = Asked(), np.random.default_rng(1)
     for _ in range(100):
         asked.ask(rng.integers(10, 90, 32).tolist(), max_tokens=3, client=int(rng.integers(1, 10)))
     misses = asked.misses
-    assert max(misses._asked.size, misses._asked_before.size) <= 4 * 16 + 9 and len(misses._firsts) <= 8 and misses._text_bytes <= 1_000
+    assert max(misses._asked.size, misses._asked_before.size) <= 4 * 16 + 9 and len(misses._firsts) <= 8 and misses._seen_bytes <= 9_000
     assert misses._asked_before.size > 4 * 16
     assert len(misses._recent) <= 10 and max(map(len, misses._recent.values())) <= 3
-    assert misses._text_bytes == sum(len(each.tokens) for each in misses._seen.values())
+    assert misses._seen_bytes == sum(each.size_bytes for each in misses._seen.values())
+
+
+def test_a_request_that_is_remembered_takes_what_it_counts_as() -> None:
+    """However short its prompt is."""
+    asked, rng = Asked(), np.random.default_rng(1)
+
+    def ask(count: int) -> None:
+        for _ in range(count):
+            asked.ask(rng.integers(10, 90, 8).tolist(), max_tokens=3, client=int(rng.integers(1, 10)))
+
+    ask(100)
+    before = asked.misses._seen_bytes
+    tracemalloc.start()
+    ask(300)
+    counted, held = asked.misses._seen_bytes - before, tracemalloc.get_traced_memory()[0]
+    asked.misses._seen.clear()
+    taken = held - tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.8 * taken < counted < 1.5 * taken
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 1023, 1024, 1025, 3000])

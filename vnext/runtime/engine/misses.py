@@ -25,8 +25,10 @@ from vnext.state.state import Request, State, Waiting, label_of
 BLOCKS_REMEMBERED = 4
 """Times the blocks of the cache: how many of a generation are known after they have left it."""
 BLOCKS_REMEMBERED_MIN = 4_096
-TEXT_BYTES_MAX = 1 << 26
-"""Of the prompts that are kept to say where another one departs from them."""
+SEEN_BYTES_MAX = 1 << 26
+"""Of the requests that are kept to say where another one departs from them."""
+REST_BYTES = 512
+"""Of one of them beside its tokens."""
 
 RECENT = 3
 """A prompt is compared with so many of its client's last ones, beside the last that has its beginning."""
@@ -49,6 +51,11 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     weights: str
     tokens: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        own = 0 if self.tokens is self.request.prompt else len(self.tokens)
+        return len(self.request.prompt) + own + REST_BYTES
+
 
 class CacheMisses:
     """Of one engine core. Mutable."""
@@ -57,7 +64,7 @@ class CacheMisses:
         self._asked, self._asked_before = Askers(), Askers()  # the generation before goes when this one is full
         self._recent: dict[int, deque[int]] = {}  # the last requests of each client
         self._seen: dict[int, _Seen] = {}
-        self._text_bytes = 0
+        self._seen_bytes = 0
         self._firsts: dict[tuple[int, bytes], int] = {}  # client, if known, and first block's tokens -> the last request
         self._lost = Counter[MissReason]()
 
@@ -95,7 +102,7 @@ class CacheMisses:
             row = int(rows[0])
             if before.rows.hashed_blocks[row] > len(seen.tokens) // block_bytes:
                 del self._seen[id_]
-                self._text_bytes -= len(seen.tokens)
+                self._seen_bytes -= seen.size_bytes
                 self._keep(id_, _Seen(seen.request, seen.root, seen.weights, row_tokens(before, row).tobytes()))
 
     def _miss(
@@ -176,9 +183,9 @@ class CacheMisses:
 
     def _keep(self, id_: int, seen: _Seen) -> None:
         self._seen[id_] = seen
-        self._text_bytes += len(seen.tokens)
-        while self._text_bytes > TEXT_BYTES_MAX:
-            self._text_bytes -= len(self._seen.pop(next(iter(self._seen))).tokens)
+        self._seen_bytes += seen.size_bytes
+        while self._seen_bytes > SEEN_BYTES_MAX:
+            self._seen_bytes -= self._seen.pop(next(iter(self._seen))).size_bytes
 
 
 _id_of = attrgetter("id")
