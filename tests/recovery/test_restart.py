@@ -196,6 +196,9 @@ def test_settings_change_one_by_one() -> None:
     assert (after.threads, after.dtype, after.model) == (1, "float32", before.model)
     assert refusal(before, after, DEMO_MODEL, DEMO_MODEL) == ""
     assert "max_restarts" in refusal(before, changed(before, {"max_restarts": 3}), DEMO_MODEL, DEMO_MODEL)
+    for name, value in {"role": "prefill", "prefill_engines": 1, "encode_engines": 1}.items():
+        other = EngineSettings(data_parallel_size=3, **{name: value})
+        assert name in refusal(EngineSettings(data_parallel_size=3), other, DEMO_MODEL, DEMO_MODEL)
     never = EngineSettings(max_restarts=0)
     assert "--max-restarts is 0" in refusal(never, never, DEMO_MODEL, DEMO_MODEL)
 

@@ -31,7 +31,10 @@ from vnext.text.files import CheckpointUnreadable, chat_templates
 WISH, ANSWER = "restart.wish", "restart.answer"
 SIGNAL = signal.SIGUSR1
 POLL_S, TIMEOUT_S = 0.05, 600.0
-FIXED = ("max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log", "data_parallel_size")
+FIXED = (
+    "max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log", "data_parallel_size", "role", "prefill_engines",
+    "encode_engines",
+)  # fmt: skip
 """Options of the engine on which the API server and the promises to its clients depend."""
 
 
