@@ -200,6 +200,7 @@ REFUSED = [
     (LING, {"q_lora_rank": 512}, "q_lora_rank 512 is not supported"),
     (OLMO, {"linear_num_key_heads": 7}, "30 heads of values cannot share 7 heads of keys evenly"),
     *((raw, {key: width}, f"must be 2 to 8 but is {width}") for raw, key in CONVOLVING for width in (1, 9)),
+    (LFM3, {"layer_types": [["conv"]] * 24}, "must name sliding_attention or full_attention or conv for each of 24 layers"),
     (LFM3, {"use_sandwich_norm": False}, "use_sandwich_norm False is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),

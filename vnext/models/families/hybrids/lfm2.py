@@ -165,11 +165,10 @@ def convolving_layers(raw: Json) -> tuple[int, ...]:
         found = attending if isinstance(attending, list) else range(count)
         kinds = [FULL if layer in found else "conv" for layer in range(count)]
         kinds = usual_kinds(count) if raw["architectures"][0] == THIRD else kinds
-    known = {FULL, "conv", *([NEAR] if raw["architectures"][0] == THIRD else [])}
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= known:
-        raise ModelError(
-            f"layer_types must name full_attention or conv for each of {count} layers but is {shown(kinds)}; correct config.json"
-        )
+    known = (*([NEAR] if raw["architectures"][0] == THIRD else []), FULL, "conv")
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in known for kind in kinds):
+        names = " or ".join(known)
+        raise ModelError(f"layer_types must name {names} for each of {count} layers but is {shown(kinds)}; correct config.json")
     if "full_attention" not in kinds:
         raise ModelError("layer_types names no layer of full_attention, without which nothing here is served; correct config.json")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "conv")
