@@ -20,7 +20,7 @@ from vnext.base.spelling import close_to
 from vnext.base.version import __version__
 from vnext.gateway.settings import RouterSettings
 from vnext.options.parser import Given, Parser
-from vnext.options.settings_check import engine_settings
+from vnext.options.settings_check import check_media, engine_settings
 from vnext.options.table import (
     BATCH,
     CHAT,
@@ -288,8 +288,7 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
         raise SettingsError(f"served_model_names takes {taken}, and no model is left: {where}.")
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
-    if (folder := server.allowed_local_media_path) and not Path(folder).is_dir():
-        raise SettingsError(f"allowed_local_media_path is {folder}, which is no folder: name that of the images and videos.")
+    check_media(server.allowed_local_media_path, server.allowed_media_domains)
     if server.api_server_count > 1:
         _check_several(server)
     if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in KEPT_BY_ONE):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -398,3 +399,12 @@ def gpu_settings_given(settings: EngineSettings) -> list[str]:
     """The settings for GPUs that are not at their defaults."""
     names, usual = ("gpu_memory_utilization", "enforce_eager", "graph_sizes", "compile", "attention"), EngineSettings()
     return [name for name in names if getattr(settings, name) != getattr(usual, name)]
+
+
+def check_media(folder: str, domains: Iterable[str]) -> None:
+    """Raise SettingsError for what images and videos cannot come from: the folder of files, "" for none, and hosts of the web."""
+    if folder and not Path(folder).is_dir():
+        raise SettingsError(f"allowed_local_media_path is {folder}, which is no folder: name that of the images and videos.")
+    for each in domains:
+        if not each or "/" in each or each.count(":") == 1:
+            raise SettingsError(f"allowed_media_domains has {each!r}: name a host alone, such as images.example, or * for any.")
