@@ -325,7 +325,7 @@ def _table(answer: WhatIf) -> Table:
     """All runs; under each figure its bounds, where they differ."""
     has_objective = answer.unchanged.met is not None
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    table.add_column("configuration", header_style="cyan", min_width=16, overflow="fold")
+    table.add_column("configuration", header_style="cyan", min_width=13, overflow="fold")
     counts, met = _counts(answer), ["met"] if has_objective else []
     for name in ("ttft", "99 %", "itl", "99 %", "tok/s", *met, *(name for name, _ in counts.values())):
         table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
@@ -361,7 +361,8 @@ def _bounds(between: Between, has_objective: bool) -> list[str]:
     figures = [*between.ttft_ms, *between.itl_ms, between.tokens_s]
     pairs = [tuple(f"{bound:.0f}" if bounds[1] >= 100 else f"{bound:.1f}" for bound in bounds) for bounds in figures]
     if has_objective and between.met is not None:
-        pairs.append(tuple(f"{bound:.0%}" for bound in between.met))
+        low, high = (f"{bound:.0%}" for bound in between.met)
+        pairs.append((low if low == high else low[:-1], high))
     return ["" if low == high else f"{low}-{high}" for low, high in pairs]
 
 
