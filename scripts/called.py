@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -35,33 +36,37 @@ def set_mark(folder: Path, mark: bytes) -> None:
         file.write(mark)
 
 
-def called(folder: Path) -> set[tuple[str, str]]:
-    """(file in vnext/, function) of every process; comprehensions and lambdas belong to the function around them."""
-    found = (json.loads(path.read_text()) for path in folder.glob("*.json"))
-    return {(file, function) for each in found for file, function in each}
+def called(folder: Path) -> Counter[tuple[str, str]]:
+    """(file in vnext/, function) of every process -> its calls; comprehensions and lambdas belong to the function around them; a
+    coroutine that goes on counts again."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in folder.glob("*.json"):
+        for file, function, count in json.loads(path.read_text()):
+            found[file, function] += count
+    return found
 
 
 def note(folder: str) -> None:
     """Begin to note in this process, in all of its threads, and in its forks."""
     with open(os.path.join(folder, "mark"), "rb") as file:
         mark = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
-    codes: set[CodeType] = set()
+    calls: Counter[CodeType] = Counter()
 
     def hook(frame: FrameType, event: str, argument: Any) -> None:
         if mark[0] == NOTE[0] and event == "call":
-            codes.add(frame.f_code)
+            calls[frame.f_code] += 1
 
     def write_at_end() -> None:
         while mark[:] != WRITE:
             time.sleep(POLL_S)
-        names = {
-            (code.co_filename.removeprefix(PRODUCT), code.co_qualname)
-            for code in list(codes)
+        counts = [
+            (code.co_filename.removeprefix(PRODUCT), code.co_qualname, count)
+            for code, count in list(calls.items())
             if code.co_filename.startswith(PRODUCT) and not code.co_name.startswith("<")
-        }
+        ]
         part = os.path.join(folder, f"{os.getpid()}.part")
         with open(part, "w") as file:
-            json.dump(sorted(names), file)
+            json.dump(counts, file)
         os.replace(part, part.removesuffix("part") + "json")
 
     def begin() -> None:

@@ -1,7 +1,8 @@
-"""House: the measures of the tree, each with its goal: `python scripts/house.py [--served]`.
+"""House: the measures of the tree, each with its goal: `python scripts/house.py [--served | --list]`.
 
 Reads the sources alone, in seconds. With --served a server also answers one warm streamed completion, and the functions that its
-processes run are counted (half a minute). Reports and never fails: tests/test_tidy.py holds the bounds, with what is defined here.
+processes run are counted (half a minute); --list names each, with its calls. Reports and never fails: tests/test_tidy.py holds the
+bounds, with what is defined here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from configparser import ConfigParser
 from functools import cache
@@ -178,7 +180,7 @@ def unjudged_files() -> list[Path]:
 # ---- what a server runs ------------------------------------------------------------------------------------------
 
 
-def served_measures() -> Iterable[Measure]:
+def served_measures(is_listed: bool) -> Iterable[Measure]:
     with tempfile.TemporaryDirectory() as name:
         notes = Path(name, "notes")
         folder_that_notes(notes)
@@ -196,6 +198,8 @@ def served_measures() -> Iterable[Measure]:
         finally:
             server.terminate()
             server.wait(WAIT_S)
+    if is_listed:
+        print(*(f"{count:6} {file}: {function}" for (file, function), count in sorted(found.items())), sep="\n")
     return (
         Measure("functions of one warm streamed completion", len(found), CALLED_FUNCTIONS),
         Measure("files of one warm streamed completion", len({file for file, _ in found}), CALLED_FILES),
@@ -209,7 +213,7 @@ def stream(url: str, prompt: str) -> None:
         assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
-def _written(notes: Path) -> set[tuple[str, str]]:
+def _written(notes: Path) -> Counter[tuple[str, str]]:
     """What all processes noted, when none has written for a second."""
     deadline_s, seen = time.monotonic() + WAIT_S, -1
     while seen != (seen := len(list(notes.glob("*.json")))) or seen == 0:
@@ -221,9 +225,10 @@ def _written(notes: Path) -> set[tuple[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--served", action="store_true", help="also count the functions of one warm streamed completion")
-    served = parser.parse_args().served
+    parser.add_argument("--list", action="store_true", help="list these functions, each with its calls")
+    given = parser.parse_args()
     print(f"house: {'measure':37} {'today':>8}   {'goal':>7}")
-    for measure in (*measures(), *(served_measures() if served else ())):
+    for measure in (*measures(), *(served_measures(given.list) if given.served or given.list else ())):
         print(measure)
     return 0
 
