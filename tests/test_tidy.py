@@ -65,7 +65,7 @@ ARROWS = {
     "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
-    "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
+    "models/families/hybrids": {"models/*", "models/config", "models/families/experts", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
     "models/families/towers": {
         "models/*", "models/config", "models/families/*", "models/families/experts", "models/families/hybrids", "models/layers",

@@ -14,6 +14,8 @@ import numpy as np
 
 from vnext.base.compiled import NOT_BUILT, REMEDY, absent, agree, load
 from vnext.kernels.arrays import dtype_name
+from vnext.kernels.calls import WIDTHS
+from vnext.kernels.mxint8 import BLOCK
 from vnext.kernels.shards import SHARDS_MAX
 
 NAME = "vnext.kernels.cpu._native"
@@ -63,7 +65,7 @@ _native = load(
     {member.name: member for enum in (Level, Kind) for member in enum}
     | {(name or "no_gate").upper(): number for name, number in ACTIVATIONS.items()}
     | {f"BLOCK_{name}": number for name, number in BLOCK_TYPES.items()}
-    | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX},
+    | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX, "CONVOLUTION_MAX": WIDTHS.stop - 1, "CODES_A_SCALE": BLOCK},
 )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 HEAD_DIM_MAX = 640
+native.agree_on({"HEAD_MAX": HEAD_DIM_MAX})
 HOST_TYPES = ("float32", "bfloat16")
 """The dtypes of activations and weights that the kernels take."""
 

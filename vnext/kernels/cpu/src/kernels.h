@@ -20,7 +20,7 @@ constexpr int STEP = 32;       // inputs of one step over K in bfloat16 panels a
 constexpr int SHARDS_MAX = 8;  // into which the inputs of a weight are cut, each with a sum of its own
 constexpr int PIECES_MAX = 8;  // forms that a weight of codes has side by side
 constexpr int ALIGNMENT = 64;  // bytes
-constexpr int HEAD_MAX = 640;  // head_dim at most, as operations.py has it
+constexpr int HEAD_MAX = 640;  // head_dim at most
 constexpr int CODES_A_SCALE = 32;
 constexpr int CONVOLUTION_MAX = 8;  // inputs that a short convolution sees, 2 at least
 

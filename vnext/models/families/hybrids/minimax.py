@@ -15,36 +15,22 @@ from vnext.models.config.json_keys import Json, number, positive, refuse
 from vnext.models.config.mamba_config import linear_layers
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, attention, linear, sparse_mlp
+from vnext.models.families.experts.mixtral import DEFAULTS, NAMES, WEIGHT_AXES as MIXTRAL_AXES
+from vnext.models.layers.assembly import Source, attention, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
 from vnext.models.layers.recurrent import Lightning
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 VALUES = Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
+        **MIXTRAL_AXES,
         "qkv_proj": matrix(Axis.THREE_HEADS, Axis.HIDDEN),
         "output_gate": matrix(VALUES, Axis.HIDDEN),
         "self_attn.norm": Layout((VALUES,)),
         "self_attn.out_proj": matrix(Axis.HIDDEN, VALUES),
-        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
-        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-    }
-)
-NAMES = ExpertNames(("w1", "w3"), "w2")
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
     }
 )
 LINEAR, FULL = "linear_attention", "full_attention"
