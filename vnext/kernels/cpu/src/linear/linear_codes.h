@@ -44,42 +44,68 @@ inline float round_group(const float *x, int8_t *codes) {
     return largest / 127.0f;
 }
 
+/* Bytes are summed as whole numbers without a sign, which their distances from -128 are. */
 inline int32_t sum_of(const int8_t *codes) {
+#if defined(VNX_AVX512) || defined(VNX_AVX2)
+    const __m128i risen = _mm_xor_si128(_mm_loadu_si128((const __m128i *)codes), _mm_set1_epi8(-128));
+    const __m128i sums = _mm_sad_epu8(risen, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 128 * SPLIT;
+#elif defined(VNX_NEON)
+    return vaddlvq_s8(vld1q_s8(codes));
+#else
     int32_t sum = 0;
     for (int i = 0; i < SPLIT; ++i)
         sum += codes[i];
     return sum;
+#endif
 }
 
-/* What the pieces ask of a step of a row: `at` counts numbers of whole steps before it, `rows` apart. */
-inline void note_sums(const LinearCall &call, int64_t step_at, int64_t rows, int64_t r, const int8_t *codes) {
-    const int32_t front = sum_of(codes), back = sum_of(codes + SPLIT);
-    const CodesPart *piece = pieces_of(*call.weight);
-    for (int i = 0; i < call.weight->piece_count; ++i, ++piece) {
-        const int32_t start = (piece->lows.kind < 0 ? -int32_t(piece->zero) : 0) + (piece->bits == 8 ? OFFSET : 0);
-        const int64_t numbers = piece->group == SPLIT ? 2 : 1, at = step_at * numbers + r;
-        for (int64_t n = 0; n < numbers; ++n) {
-            const int32_t sum = numbers == 1 ? front + back : n == 0 ? front : back;
-            call.rounded->starts[i][at + n * rows] = start * sum;
-            call.rounded->totals[i][at + n * rows] = float(sum);
-        }
+/* What a piece asks of each step of a row, or of each half of a step. */
+struct PieceSums {
+    int32_t start;
+    bool is_split;
+    int32_t *starts;
+    float *totals;
+
+    void note(int64_t at, int32_t sum) const {
+        starts[at] = start * sum;
+        totals[at] = float(sum);
     }
-}
+};
 
 template <typename T>
 inline void round_rows_of(const LinearCall &call, int64_t first, int64_t last) {
     const Packed &w = *call.weight;
     const RoundedRows &to = *call.rounded;
-    const int64_t rows = last - first, steps = w.steps();
-    for (int64_t row = first; row < last; ++row) {
-        const T *x = static_cast<const T *>(call.x) + row * call.x_stride;
-        for (int64_t step = 0; step < steps; ++step) {
-            const int64_t inside = step % w.shard_steps() * STEP, at = first * steps + step * rows + row - first;
-            alignas(64) float group[STEP];
-            load_group(x + step / w.shard_steps() * w.shard_in() + inside, w.shard_in() - inside, group);
-            to.scales[at] = round_group(group, to.codes + at * STEP);
-            note_sums(call, first * steps + step * rows, rows, row - first, to.codes + at * STEP);
-        }
+    const int64_t rows = last - first, steps = w.steps(), from = first * steps;
+    PieceSums pieces[PIECES_MAX];
+    for (int i = 0; i < w.piece_count; ++i) {
+        const CodesPart &piece = pieces_of(w)[i];
+        const int32_t start = (piece.lows.kind < 0 ? -int32_t(piece.zero) : 0) + (piece.bits == 8 ? OFFSET : 0);
+        const bool is_split = piece.group == SPLIT;
+        const int64_t number = is_split ? 2 * from : from;
+        pieces[i] = {start, is_split, to.starts[i] + number, to.totals[i] + number};
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        const T *x = static_cast<const T *>(call.x) + (first + r) * call.x_stride;
+        for (int64_t step = 0, shard = 0; shard < w.shards; ++shard, x += w.shard_in())
+            for (int64_t inside = 0; inside < w.shard_in(); inside += STEP, ++step) {
+                alignas(64) float group[STEP];
+                load_group(x + inside, w.shard_in() - inside, group);
+                const int64_t at = from + step * rows + r;
+                int8_t *codes = to.codes + at * STEP;
+                to.scales[at] = round_group(group, codes);
+                const int32_t front = sum_of(codes), back = sum_of(codes + SPLIT);
+                for (int i = 0; i < w.piece_count; ++i) {
+                    const PieceSums &piece = pieces[i];
+                    if (!piece.is_split) {
+                        piece.note(step * rows + r, front + back);
+                        continue;
+                    }
+                    piece.note(2 * step * rows + r, front);
+                    piece.note((2 * step + 1) * rows + r, back);
+                }
+            }
     }
 }
 
