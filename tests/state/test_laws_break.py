@@ -153,6 +153,13 @@ def name_of_other(state: State) -> State:
     )
 
 
+def name_from_behind(state: State) -> State:
+    """A key's block is counted from the end, where the other side has it."""
+    key, block = next(iter(state.pool.prefix_index.blocks().items()))
+    blocks = {**state.pool.prefix_index.blocks(), key: block - state.config.page_count}
+    return with_pool(state, prefix_index=PrefixIndex(blocks, state.pool.prefix_index.keys()))
+
+
 def name_of_a_tail(state: State) -> State:
     """Row 2's last block, half full, is offered for reuse."""
     block = int(extents.read(state.tables, int(state.rows.table_at[2] + state.rows.blocks[2]) - 1, 1)[0])
@@ -290,6 +297,7 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
         ),
     ),
     ("P1", laws.prefix_index_is_mutual, name_of_other),
+    ("P1", laws.prefix_index_is_mutual, name_from_behind),
     ("Y1", laws.queue_hash_is_kept, lambda s: replace(s, waiting_hash=s.waiting_hash + 1)),
     ("Y1", laws.queue_hash_is_kept, lambda s: replace(s, waiting=(replace(s.waiting[0], preemption_count=1),))),
     ("Y1", laws.hashes_are_kept, sum_of_another),

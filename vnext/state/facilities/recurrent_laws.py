@@ -6,7 +6,7 @@ import numpy as np
 
 from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
-from vnext.state.pool import Pool, free_blocks, pinned_pages
+from vnext.state.pool import free_blocks, pinned_pages
 from vnext.state.preempt import row_tokens
 from vnext.state.recurrent import has_pinned_block, pages_held, pinned_max
 from vnext.state.state import State, root_of
@@ -63,20 +63,20 @@ def state_pages_are_conserved(state: State) -> None:
     """N4: a state page is held by its row, by a transfer alone, or it is queued once."""
     if (pool := state.pool.states) is None or state.rows.recurrent is None:
         return
-    held, queued = _held(state.rows.recurrent), free_blocks(pool).tolist()
+    held, queued = _held(state.rows.recurrent), len(free_blocks(pool))
     read = [each.state for each in (state.tier.transfers if state.tier else ()) if each.state >= 0]
     right = np.bincount(np.concatenate((held, pinned_pages(pool), read)).astype(np.int64), minlength=pool.page_count)
     is_right = len(right) == pool.page_count and bool((right == pool.ref).all())
     _hold(is_right, "N4", "holders of state pages are not rows, transfers and pins")
     alone = all(right[page] == 1 and pool.prefix_index.hash_of(page) is None for page in read)
     _hold(alone, "N4", f"the state pages {read} are being read, and have a name or another owner")
-    _hold(len(set(queued)) == len(queued) == pool.free, "N4", f"{queued} are queued where {pool.free} state pages are free")
+    _hold(queued == pool.free, "N4", f"{queued} state pages are queued, {pool.free} are counted as free")
     count = int(np.count_nonzero(right))
-    _hold(len(queued) + count == pool.page_count, "N4", f"{len(queued)} free and {count} held of {pool.page_count}")
-    kept = pool.prefix_index.count(queued)
+    _hold(queued + count == pool.page_count, "N4", f"{queued} free and {count} held of {pool.page_count}")
+    kept = pool.prefix_index.named() - pool.prefix_index.count(right.nonzero()[0].tolist())
     _hold(kept == pool.kept, "N4", f"{kept} snapshots are kept, {pool.kept} are counted")
     _hold(pool.status.hash == columns.impl.array_hash(pool.status.values()), "N4", "the sum of the pages' status is another")
-    _hold(_is_mutual(pool), "N4", "a snapshot is known by another name")
+    _hold(pool.prefix_index.is_mutual(), "N4", "a snapshot is known by another name")
 
 
 def pinned_snapshots_are_of_pinned_blocks(state: State) -> None:
@@ -92,11 +92,6 @@ def pinned_snapshots_are_of_pinned_blocks(state: State) -> None:
 def _held(recurrent: np.ndarray) -> np.ndarray:
     pages = recurrent[[LIVE, NEWEST, SPARE]].reshape(-1)
     return pages[pages >= 0]
-
-
-def _is_mutual(pool: Pool) -> bool:
-    keys = pool.prefix_index.keys()
-    return pool.prefix_index.blocks() == {key: page for page, key in enumerate(keys) if key is not None}
 
 
 ALL = (

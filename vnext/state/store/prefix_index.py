@@ -56,6 +56,17 @@ class PrefixIndex(Version[Sides, Undo]):
         keys = self._own()[1]
         return sum([keys[block] is not None for block in blocks])
 
+    def named(self) -> int:
+        """The number of all pages that have a hash."""
+        keys = self._own()[1]
+        return len(keys) - keys.count(None)
+
+    def is_mutual(self) -> bool:
+        """Whether both sides have the same pairs."""
+        blocks, keys = self._own()
+        pages = list(blocks.values())
+        return self.named() == len(pages) and min(pages, default=0) >= 0 and [keys[page] for page in pages] == list(blocks)
+
     def blocks(self) -> Mapping[bytes, int]:
         """A read-only mapping from hash to page. It is valid until another version is read or made, so read it at once."""
         return MappingProxyType(self._own()[0])
