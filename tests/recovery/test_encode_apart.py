@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_a_client_that_leaves_ends_the_encoding(reader: Model, pair: LLM) -> Non
     sampling = Sampling(seed=0, max_tokens=8, temperature=0.0)
 
     async def leave() -> tuple[int, int]:
-        async with client.submit_all([SubmitRequest(name="a", prompt=pack_tokens(reader.prompts[0]), sampling=sampling)]):
+        with closing(client.submit_all([SubmitRequest(name="a", prompt=pack_tokens(reader.prompts[0]), sampling=sampling)])):
             live = client.live_count
         return live, sum(each.live_count for each in client.engines)
 
@@ -177,7 +178,7 @@ def test_an_engine_that_only_encodes_answers_nobody(reader: Model, pair: LLM) ->
     encoding, wish = pair._client._client.engines[1], SubmitRequest(name="a", prompt=pack_tokens([3, 4]), sampling=Sampling(seed=0, max_tokens=2))
 
     async def asked() -> None:
-        async with encoding.submit_all([wish]) as stream:
+        with closing(encoding.submit_all([wish])) as stream:
             async for _ in stream:
                 pass
 

@@ -39,18 +39,19 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer:
-    """The text of one request that continues the tokens `prompt`. `prompt`, of an answer: what came of its prompt so far. With
-    `max_tokens` 0 the answer is empty: the one token that its request samples is dropped."""
+    """The text of one request that continues the tokens `prompt`. `prompt`, of an answer: what came of its prompt so far.
+    `scanner` searches the text for stop strings, None where there are none. `length`: the characters so far. With `max_tokens` 0
+    the answer is empty: the one token that its request samples is dropped."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: UncheckedParams) -> None:
         self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
-        self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
+        self.scanner = StopScanner(params.stop_strings(), params.include_stop_str_in_output) if params.stop else None
         self._show_stop_token = params.include_stop_str_in_output
         self._stop_token_ids = params.stop_token_ids
         self._min_tokens = params.min_tokens
         self._is_empty = params.max_tokens == 0
         self.prompt: list[PromptResult] = []
-        self._length = 0
+        self.length = 0
         self.token_count = 0
         self.cumulative_logprob = 0.0
         self.cached_token_count = 0
@@ -58,21 +59,11 @@ class Answer:
         self.retained: tuple[int, int] | None = None
         self.missed: CacheMiss | None = None
 
-    @property
-    def is_scanned(self) -> bool:
-        """Whether the text is searched for stop strings."""
-        return self._stops.is_needed
-
-    @property
-    def length(self) -> int:
-        """The characters of the answer so far."""
-        return self._length
-
     def plain_text(self, token: int) -> str:
-        """Take in one token of an answer that is not scanned and goes on; returns its text. `push` without the delta."""
+        """Take in one token; returns its text. Of an answer that is not scanned and goes on, `push` without the delta."""
         self.token_count += 1
         text = self._detokenizer.push(token)
-        self._length += len(text)
+        self.length += len(text)
         return text
 
     def push(self, output: RequestOutput) -> Delta:
@@ -88,16 +79,17 @@ class Answer:
         tokens = memoryview(output.tokens).cast("i").tolist()
         hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
         shown = tokens[:-1] if hidden else tokens
-        texts, offsets = [], []
+        scanner, texts, offsets = self.scanner, [], []
         for token in shown:
-            if self._stops.found is None:
-                offsets.append(self._length)
-                texts.append(self._take(token))
-        if self._stops.found is None:
+            if scanner is None or scanner.found is None:
+                offsets.append(self.length)
+                text = self.plain_text(token)
+                texts.append(text if scanner is None or self.token_count <= self._min_tokens else scanner.push(text))
+        if scanner is None or scanner.found is None:
             self.token_count += hidden
             texts.append(self._end() if output.finish else "")
-        found = self._stops.found
-        taken = tokens if self._stops.found is None else shown[: len(offsets)]
+        found = None if scanner is None else scanner.found
+        taken = tokens if found is None else shown[: len(offsets)]
         self.cumulative_logprob += sum(each.logprob for each in output.logprobs[: len(taken)])
         return Delta(
             text="".join(texts),
@@ -107,25 +99,14 @@ class Answer:
             token_ids=tuple(taken),
             token_count=self.token_count,
             finish=output.finish if found is None else "stop",
-            stop_reason=self._stop_token(output) if found is None else found,
-            length=self._length,
+            stop_reason=found or (output.stop_token if output.stop_token in self._stop_token_ids else None),
+            length=self.length,
         )
-
-    def _take(self, token: int) -> str:
-        self.token_count += 1
-        text = self._detokenizer.push(token)
-        self._length += len(text)
-        if self.token_count <= self._min_tokens:
-            return text
-        return self._stops.push(text)
 
     def _end(self) -> str:
         rest = self._detokenizer.finish()
-        self._length += len(rest)
-        return self._stops.push(rest) + self._stops.finish()
-
-    def _stop_token(self, output: RequestOutput) -> int | None:
-        return output.stop_token if output.stop_token in self._stop_token_ids else None
+        self.length += len(rest)
+        return rest if self.scanner is None else self.scanner.push(rest) + self.scanner.finish()
 
 
 # ---- stop strings ------------------------------------------------------------------------------------------------
@@ -146,14 +127,8 @@ class StopScanner:
         self._held = ""
         self.found: str | None = None
 
-    @property
-    def is_needed(self) -> bool:
-        return bool(self._stops)
-
     def push(self, text: str) -> str:
         """Take in `text`; returns the text to emit. Once `found` is set, it was the last."""
-        if not self._stops:
-            return text
         held = self._held + text
         if self._firsts.isdisjoint(held):
             self._held = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 
 import pytest
 import zmq
@@ -121,7 +122,7 @@ def test_refusal_raises_and_aborts_the_rest() -> None:
 
 def test_closing_and_cancelling_abort_as_client() -> None:
     async def use(client: EngineClient) -> None:
-        async with client.submit(name="closed", prompt=PROMPT, sampling=SAMPLING):
+        with closing(client.submit(name="closed", prompt=PROMPT, sampling=SAMPLING)):
             pass
         stream = client.submit(name="cancelled", prompt=PROMPT, sampling=SAMPLING)
         task = asyncio.create_task(anext(stream))
@@ -193,7 +194,7 @@ def test_a_dead_engine_ends_every_stream(silently: bool) -> None:
 
 def test_a_silent_engine_ends_nothing_and_is_asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Frozen with a request under way and one that comes meanwhile: both are answered in full afterwards."""
-    for name, seconds in {"client.INTERVAL_S": 0.02, "silence.INTERVAL_S": 0.02, "silence.SILENT_S": 0.2}.items():
+    for name, seconds in {"silence.INTERVAL_S": 0.02, "silence.SILENT_S": 0.2}.items():
         monkeypatch.setattr(f"vnext.runtime.client.{name}", seconds)
 
     async def use(client: EngineClient) -> None:
@@ -222,8 +223,7 @@ def test_a_silent_engine_ends_nothing_and_is_asked(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_idle_engine_answers_and_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("client.INTERVAL_S", "silence.INTERVAL_S"):
-        monkeypatch.setattr(f"vnext.runtime.client.{name}", 0.02)
+    monkeypatch.setattr("vnext.runtime.client.silence.INTERVAL_S", 0.02)
 
     async def use(client: EngineClient) -> None:
         while len(engine.of_kind(Ping)) < 5:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_ends_the_encoding(monkeypatch: pytest.MonkeyPatch)
 
     async def work(client: Replicas, engines: list[FakeEngine]) -> None:
         engines[1].running.clear()
-        async with client.submit_all([REQUEST]):
+        with closing(client.submit_all([REQUEST])):
             await asyncio.to_thread(engines[1].wait_for, lambda: bool(submitted(engines[1])))
             assert client.live_count == 1
         await asyncio.to_thread(engines[1].wait_for, lambda: bool(engines[1].of_kind(AbortRequests)))

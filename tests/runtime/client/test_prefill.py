@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from fake_engine import FakeEngine
@@ -97,7 +97,7 @@ def test_what_no_hand_over_helps_goes_to_one():
 
 def test_a_client_that_leaves_ends_the_prompt():
     async def work(client: Replicas, engines: list[FakeEngine]) -> None:
-        async with client.submit_all([request(sampling=replace(SAMPLING, max_tokens=400))]):
+        with closing(client.submit_all([request(sampling=replace(SAMPLING, max_tokens=400))])):
             pass
         for _ in range(6_000):
             if engines[0].of_kind(AbortRequests):

@@ -90,7 +90,7 @@ def test_silence_alone_is_broken() -> None:
         busy, slow, off, over, lines = watched = Events(), Events(is_quiet=False), Events(), Events(), Events(form=NDJSON)
         for each in watched:
             (none if each is off else pings).add(each)
-        pings.remove(over)
+        pings.streams.discard(over)
         assert pings._timer is not None and none._timer is None
         for _ in range(5):
             busy.looks = 0
@@ -99,7 +99,7 @@ def test_silence_alone_is_broken() -> None:
         look(pings)
         assert busy.sent == 1 and not (slow.sent or off.sent or over.sent or lines.sent), "JSON lines know no comments"
         for each in watched:
-            pings.remove(each)
+            pings.streams.discard(each)
         look(pings)
         assert pings._timer is None, "without streams nothing is looked at"
 

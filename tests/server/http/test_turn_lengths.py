@@ -17,7 +17,6 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.client import connection
 from vnext.runtime.client.connection import BYTES_A_TURN, MESSAGES_A_TURN, Connection
 from vnext.server.answers.writing import ChunkWriter
 from vnext.server.http.starts import STARTS_A_TURN, Starts, unhurried
@@ -81,11 +80,10 @@ def test_health_waits_in_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(8, MESSAGES_A_TURN), (BYTES_A_TURN // 2, 2), (4 * BYTES_A_TURN, 1)])
-def test_a_turn_reads_few_bytes_of_the_engine(size: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_reads_few_bytes_of_the_engine(size: int, at_once: int) -> None:
     waiting = [bytes(size)] * 40
-    monkeypatch.setattr(connection, "_has_come", lambda socket: bool(waiting))
     read = Connection.__new__(Connection)
-    read._socket, read._is_closed, read._reads_on = SimpleNamespace(recv=waiting.pop), False, False
+    read._socket, read._is_closed, read._reads_on = SimpleNamespace(recv=waiting.pop, get=lambda _: bool(waiting)), False, False
 
     async def run() -> list[int]:
         read._loop, turns, found = asyncio.get_running_loop(), Turns(), []

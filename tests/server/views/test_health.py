@@ -17,7 +17,7 @@ BODY = {"prompt": "say:ok", "max_tokens": 10}
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[EdgeServer]:
-    for name, seconds in {"client.INTERVAL_S": 0.02, "silence.INTERVAL_S": 0.02, "silence.SILENT_S": 0.2}.items():
+    for name, seconds in {"silence.INTERVAL_S": 0.02, "silence.SILENT_S": 0.2}.items():
         monkeypatch.setattr(f"vnext.runtime.client.{name}", seconds)
     with EdgeServer() as running:
         yield running

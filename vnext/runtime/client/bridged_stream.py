@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import OutputStream
@@ -64,7 +64,7 @@ class BridgedStream:
 
     async def _feed(self, stream: OutputStream) -> None:
         try:
-            async with stream:
+            with closing(stream):
                 await stream.feed(self)
         except Exception as error:  # likewise
             self._end(error)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
+import msgspec
 import zmq
 
 from vnext.runtime.client.connection import Connection
@@ -21,12 +22,11 @@ from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.runtime.client.pending_operations import PendingOperations
-from vnext.runtime.client.silence import INTERVAL_S, Silence
+from vnext.runtime.client.silence import Silence
 from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
     EngineDied,
-    EngineMessage,
     EngineReady,
     EngineStats,
     Events,
@@ -52,6 +52,16 @@ Numbered = tuple[Callable[[int], None], Callable[[str, int], None], str]
 """Of a request that the engine core names by number: where its tokens are kept, where they go, and its name."""
 
 
+class Losses(msgspec.Struct):
+    """The engine cores that have ended. `present`: the sentence about the one that no other has followed yet, "" for none, which
+    ended at `since_s`; `recoveries` in `seconds` were there before, without those of the present core's ranks."""
+
+    present: str = ""
+    since_s: float = 0.0
+    recoveries: int = 0
+    seconds: float = 0.0
+
+
 class EngineClient:
     """One client of an engine, whichever engine core runs it. It belongs to the event loop that connected it.
 
@@ -65,18 +75,14 @@ class EngineClient:
         self, address: str, changed: Callable[[], None] = lambda: None, forgotten: Callable[[str], None] = lambda name: None
     ) -> None:
         self.address, self._changed, self._forgotten = address, changed, forgotten
-        self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._live: dict[str, LiveRequest] = {}
         self._numbered: dict[int, Numbered] = {}
-        self._asking: asyncio.Task[None] | None = None
-        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: EngineReady | None = None
         self._stats: EngineStats | None = None
         self._death: str | None = None
-        self._loss = ""
-        self._lost_s = 0.0
-        self._recoveries, self._recovery_seconds = 0, 0.0  # without those of the present engine core's ranks
+        self._losses = Losses()
         self._silence = Silence()
         self._operations = PendingOperations()
         self.followers = Followers(self._send)
@@ -101,7 +107,7 @@ class EngineClient:
             if self._ready is None:
                 self._death = self._death or f"The engine core at {self.address} has not become ready."
                 await self._disconnect(linger_ms=0)
-        self._asking = asyncio.create_task(self._ask_when_silent())
+        self._silence.begin(lambda: self._send(Ping()), lambda: self._losses.present)
 
     @property
     def engines(self) -> tuple[EngineClient, ...]:
@@ -129,20 +135,20 @@ class EngineClient:
         """Why there are no answers at present: the engine is dead or recovers, its core is silent, or a step of its ranks does not
         end. None while all is well."""
         stalled = self._stats.stalled if self._stats is not None else ""
-        return self._death or self.recovering or self._silence.sentence or stalled or None
+        return self._death or self.recovering or (not self._silence.has_heard and self._silence.sentence) or stalled or None
 
     @property
     def recovering(self) -> str:
         """What has ended and is started again, in a sentence; "" while nothing is. Requests wait."""
-        return self._loss or (self._stats.recovering if self._stats is not None else "")
+        return self._losses.present or (self._stats.recovering if self._stats is not None else "")
 
     @property
     def recoveries(self) -> int:
-        return self._recoveries + (self._stats.recoveries if self._stats is not None else 0)
+        return self._losses.recoveries + (self._stats.recoveries if self._stats is not None else 0)
 
     @property
     def recovery_seconds(self) -> float:
-        return self._recovery_seconds + (self._stats.recovery_seconds if self._stats is not None else 0.0)
+        return self._losses.seconds + (self._stats.recovery_seconds if self._stats is not None else 0.0)
 
     @property
     def was_ready(self) -> bool:
@@ -152,7 +158,7 @@ class EngineClient:
     @property
     def is_up(self) -> bool:
         """Whether the engine core can be sent requests."""
-        return self._ready is not None and self._death is None and not self._loss
+        return self._ready is not None and self._death is None and not self._losses.present
 
     @property
     def live_count(self) -> int:
@@ -197,7 +203,7 @@ class EngineClient:
         if self._death is not None:
             raise EngineDead(self._death)
         names = {request.name for request in requests}
-        if len(names) != len(requests) or self.has_any(names):
+        if len(names) != len(requests) or not self._live.keys().isdisjoint(names):
             raise ValueError("a request's name must be unique among the live requests")
         stream = OutputStream(names, self.drop)
         for request in requests:
@@ -240,8 +246,6 @@ class EngineClient:
         """Say goodbye and leave; live streams end with EngineDead."""
         self._send(Goodbye())
         self._die("The connection to the engine core was closed by this process.")
-        if self._asking is not None:
-            self._asking.cancel()
         await self._disconnect(GOODBYE_LINGER_MS)
 
     def _connected(self) -> Connection:
@@ -252,32 +256,20 @@ class EngineClient:
 
     def _send(self, message: ClientMessage) -> None:
         """Send to the engine core. One that is not there yet learns of what is live when it comes."""
-        if self._death is None and not self._loss:
+        if self._death is None and not self._losses.present:
             self._connection.send(message)
 
     def _read(self, data: bytes) -> bool:
         """Take in a message; returns whether to go on reading."""
-        self._silence.heard()
+        self._silence.has_heard = True
         try:
             message = engine_decoder.decode(data)
         except (ValueError, RecursionError) as error:
             self._die(f"The engine core sent a message that this version cannot read: {error}.")
-        else:
-            self._receive(message)
-        return self._death is None
-
-    def drop(self, names: Iterable[str], reason: AbortReason) -> None:
-        """End live requests whose streams want nothing more of them. Names that have ended are ignored."""
-        gone = tuple(sorted(name for name in names if self._forget(name) is not None))
-        if gone:
-            self._send(AbortRequests(names=gone, reason=reason))
-
-    def _receive(self, message: EngineMessage) -> None:
+            return False
         match message:
             case Outputs():
-                self._deliver_columns(message.numbers, message.tokens)
-                for output in message.outputs:
-                    self._deliver(output)
+                self._deliver(message)
             case EngineStats():
                 self._stats = message
             case RequestRefused(name=name, message=sentence):
@@ -295,26 +287,31 @@ class EngineClient:
                 pass  # the message itself shows that the core runs
             case _:
                 assert_never(message)
+        return self._death is None
 
-    def _deliver(self, output: RequestOutput) -> None:
-        live = self._live.get(output.name)
-        if live is None:
-            return  # aborted here while this output was in transit
-        if output.finish:
-            self._forget(output.name)
-        elif output.number >= 0:
-            live.number = output.number
-            self._numbered[output.number] = live.tokens.append, live.stream.put_token, output.name
-        live.stream.put(live.take(output))
+    def drop(self, names: Iterable[str], reason: AbortReason) -> None:
+        """End live requests whose streams want nothing more of them. Names that have ended are ignored."""
+        gone = tuple(sorted(name for name in names if self._forget(name) is not None))
+        if gone:
+            self._send(AbortRequests(names=gone, reason=reason))
 
-    def _deliver_columns(self, numbers: bytes, tokens: bytes) -> None:
-        """One token each for requests that go on; requests aborted here are unknown by now and are skipped."""
+    def _deliver(self, message: Outputs) -> None:
+        """Those that go on with one token each, and the others. Requests aborted here meanwhile are unknown and are skipped."""
         find = self._numbered.get
-        for number, token in zip(memoryview(numbers).cast("q"), memoryview(tokens).cast("i")):
+        for number, token in zip(memoryview(message.numbers).cast("q"), memoryview(message.tokens).cast("i")):
             if (found := find(number)) is not None:
                 keep, put_token, name = found
                 keep(token)
                 put_token(name, token)
+        for output in message.outputs:
+            if (live := self._live.get(output.name)) is None:
+                continue
+            if output.finish:
+                self._forget(output.name)
+            elif output.number >= 0:
+                live.number = output.number
+                self._numbered[output.number] = live.tokens.append, live.stream.put_token, output.name
+            live.stream.put(live.take(output))
 
     def _forget(self, name: str) -> LiveRequest | None:
         """Remove a request from the live ones and return it, None if it was not live."""
@@ -323,14 +320,6 @@ class EngineClient:
             self._forgotten(name)
         return live
 
-    async def _ask_when_silent(self) -> None:
-        while self._death is None:
-            await asyncio.sleep(INTERVAL_S)
-            if self._loss:
-                self._silence.heard()  # its successor has nothing to answer yet
-            if self._silence.look():
-                self._send(Ping())
-
     # ---- the engine core's beginning and end -----------------------------------------------------------------------
 
     def _begin(self, ready: EngineReady) -> None:
@@ -338,14 +327,14 @@ class EngineClient:
         before, self._ready = self._ready, ready
         if not self._started.done():
             self._started.set_result(None)
-        if not self._loss:
+        if not self._losses.present:
             return
         if before is not None and before.model_digest != ready.model_digest and not ready.replaces:
             return self._die("The model's files have changed since the engine core that has ended was started.")
-        self._loss = ""
+        self._losses.present = ""
         self.followers.ask()
-        self._recoveries += 1
-        self._recovery_seconds += time.monotonic() - self._lost_s
+        self._losses.recoveries += 1
+        self._losses.seconds += time.monotonic() - self._losses.since_s
         if (blamed := self._live.get(ready.blamed)) is not None:
             blamed.stream.put(RequestOutput(name=ready.blamed, tokens=b"", finish="abort", error=BLAMED))
             self._forget(ready.blamed)
@@ -366,11 +355,12 @@ class EngineClient:
                 self._started.set_exception(EngineNotStarted(sentence))
             return self._die(sentence)
         self._connection.close()
-        if self._ready is not None and not self._loss:
-            self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
+        if self._ready is not None and not self._losses.present:
+            present = f"{sentence.rstrip('.')}, and is started again: requests wait."
+            self._losses = Losses(present, time.monotonic(), self.recoveries, self.recovery_seconds)
+            self._stats = None
             self.followers.lose()
             self._lose_all(self._ready)
-            self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None
         self._connection = self._connected()
         self._changed()
 
@@ -381,7 +371,8 @@ class EngineClient:
 
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
-        if self._ready is not None and not self._loss:
+        self._silence.end()
+        if self._ready is not None and not self._losses.present:
             self._lose_all(self._ready)
         self._operations.fail(self._death)
         self.followers.lose()
@@ -393,7 +384,7 @@ class EngineClient:
             stream.fail(EngineDead(self._death))
 
     async def _disconnect(self, linger_ms: int) -> None:
-        self._connection.close(0 if self._loss else linger_ms)
+        self._connection.close(0 if self._losses.present else linger_ms)
         try:  # waits until the last messages are sent or the linger time is over
             await asyncio.to_thread(self._context.term)
         except RuntimeError:  # the interpreter is shutting down and starts no more threads

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.client.bridged_stream import BridgedStream
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
-from vnext.runtime.client.output_stream import EngineDead, OutputStream
+from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.protocol.merged_output import TakenOutput
 from vnext.runtime.protocol.messages import EngineReady, EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import AnyOperation
@@ -86,13 +86,13 @@ class SyncEngineClient:
         Closing the iterator, or an exception in its consumer, aborts the requests that are still live.
         """
         client = self._connected
-        stream = self._wait(_submit(client, requests))
+        stream = self._wait(_called(client.submit_all, requests))
         try:
             while outputs := self._wait(stream.take(whole)):
                 yield from outputs
         finally:
             with suppress(EngineDead):  # a closed client has no live requests and no loop
-                self._wait(stream.aclose())
+                self._wait(_called(stream.close))
 
     def begin(self, requests: Sequence[SubmitRequest]) -> BridgedStream:
         """Submit all; their outputs come to the event loop that runs in this thread. Whoever leaves the stream closes it."""
@@ -170,5 +170,5 @@ class SyncEngineClient:
         self._loop.close()
 
 
-async def _submit(client: AnyEngineClient, requests: Sequence[SubmitRequest]) -> OutputStream:
-    return client.submit_all(requests)  # in its own event loop
+async def _called(function: Callable[..., Result], *given: object) -> Result:
+    return function(*given)  # in the client's event loop

@@ -70,7 +70,7 @@ class Connection:
         a change once, and a change that sending has seen not at all."""
         receive, socket, left = self._receive, self._socket, BYTES_A_TURN
         for _ in range(MESSAGES_A_TURN):
-            if self._is_closed or not _has_come(socket) or not receive(data := socket.recv()):
+            if self._is_closed or not int(socket.get(zmq.EVENTS)) & _READABLE or not receive(data := socket.recv()):
                 return
             left -= len(data)
             if left <= 0:
@@ -85,10 +85,10 @@ class Connection:
 
     def _look_for_end(self) -> None:
         """Watch the connection: on one machine it breaks only when the other process ends."""
-        if self._is_closed or not _has_come(self._monitor):
+        if self._is_closed or not int(self._monitor.get(zmq.EVENTS)) & _READABLE:
             return
         self._loop.remove_reader(_file(self._monitor))
-        while not self._is_closed and _has_come(self._socket) and self._receive(self._socket.recv()):
+        while not self._is_closed and int(self._socket.get(zmq.EVENTS)) & _READABLE and self._receive(self._socket.recv()):
             pass
         if not self._is_closed:
             self._lost()
@@ -96,10 +96,6 @@ class Connection:
 
 def _file(socket: zmq.Socket[bytes]) -> int:
     return int(socket.fd)
-
-
-def _has_come(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.get(zmq.EVENTS)) & _READABLE)
 
 
 def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Protocol
 
 from vnext.runtime.protocol.merged_output import MergedOutput, TakenOutput
@@ -50,7 +49,7 @@ class Taker(Protocol):
 class OutputStream:
     """Outputs of one or several requests as they come; ends after each request has had its last one.
 
-    Closing it, leaving its `async with` or cancelling a task that waits in it aborts live requests, with reason "client".
+    Closing it (`contextlib.closing`) or cancelling a task that waits in it aborts live requests, with reason "client".
     """
 
     def __init__(self, names: Iterable[str], on_close: Callable[[Iterable[str], AbortReason], None]) -> None:
@@ -142,22 +141,11 @@ class OutputStream:
 
     def close(self, reason: AbortReason = "client") -> None:
         """Abort live requests and discard what has arrived. Idempotent."""
-        self._on_close(self._live, reason)
+        if self._live:
+            self._on_close(self._live, reason)
         self._live.clear()
         self._pending.clear()
         self._pause()
-
-    async def aclose(self) -> None:
-        """`close` under the name that `contextlib.aclosing` calls."""
-        self.close()
-
-    async def __aenter__(self) -> OutputStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def put(self, output: RequestOutput) -> None:
         """For the client: an output of one of the live requests has come."""

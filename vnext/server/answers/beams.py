@@ -6,6 +6,8 @@ each answer as one chunk.
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
@@ -57,7 +59,7 @@ class BeamGeneration(Generation):
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
                 whose = {"adapter": self._adapter, "client": self._requests[0].client}
                 each = [msgspec.structs.replace(request, **whose) for request, _ in requests.values()]
-                async with self.call.context.client.submit_all(each) as stream:
+                with closing(self.call.context.client.submit_all(each)) as stream:
                     async for output in stream:
                         requests[output.name][1].push(output)
             found = [output for search in self._searches for output in search.best(self.call.params.n)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -187,7 +187,7 @@ class Generation:
             plain = Taker(self, reader, ids is not None and ids.by_token)
             taker: Taker | Replay[Choice] = Replay(plain, ids) if ids is not None and ids.lacking else plain
             for requests in context.limiter.waves(self._requests):
-                async with context.client.submit_all(requests) as stream:
+                with closing(context.client.submit_all(requests)) as stream:
                     while await stream.feed(taker):
                         await reader.room()
 

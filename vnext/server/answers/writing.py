@@ -72,9 +72,7 @@ class Streamed:
     def delta(self, choice: Choice, delta: Delta) -> bool:
         renderer = self._renderers[choice.index]
         renderer.push(delta)
-        frames = []
-        for shown in renderer.take():
-            frames.append(frame_of(self._chunk_of([shown])))
+        frames = [frame_of(self._chunk_of([shown])) for shown in renderer.take()]
         if self._ids is not None:
             begin = delta.token_count - len(delta.token_ids)
             frames = self._ids.of_delta(choice.index, begin, delta.token_count, bool(delta.finish), frames)
@@ -83,24 +81,23 @@ class Streamed:
             return self._events.send(*frames) if self._open else self._events.send_with_end(*frames)
         if not frames:
             return True
-        choice.plain = renderer.is_plain and not choice.answer.is_scanned
+        choice.plain = renderer.is_plain and choice.answer.scanner is None
         return self._events.send(*frames)
 
     def text(self, choice: Choice, text: str) -> bool:
         if not text:
             return True
-        frame, ids = self._frames.get(choice.index) or self._frame(choice.index), self._ids
+        ids, frame = self._ids, self._frames.get(choice.index)
+        if frame is None:
+            renderer, request = self._renderers[choice.index], b"" if ids is None else ids.request
+            made = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]), request)
+            frame = self._frames[choice.index] = made
         if ids is None:
             return self._events.send(frame.of(text))
         count = choice.answer.token_count
         if ids.is_single:
             return self._events.send(frame.numbered(text, count))
         return self._events.send(*ids.of_delta(choice.index, count - 1, count, False, [frame.of(text)]))
-
-    def _frame(self, index: int) -> TextFrame:
-        renderer, request = self._renderers[index], b"" if self._ids is None else self._ids.request
-        frame = self._frames[index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]), request)
-        return frame
 
 
 class Whole:
@@ -109,12 +106,12 @@ class Whole:
     def __init__(self, choices: Sequence[Choice], renderers: Sequence[ChoiceRenderer]) -> None:
         self._renderers = renderers
         for choice, renderer in zip(choices, renderers):
-            choice.plain = renderer.is_plain and not choice.answer.is_scanned
+            choice.plain = renderer.is_plain and choice.answer.scanner is None
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
         renderer = self._renderers[choice.index]
         renderer.push(delta)
-        choice.plain = renderer.is_plain and not delta.finish and not choice.answer.is_scanned
+        choice.plain = renderer.is_plain and not delta.finish and choice.answer.scanner is None
         return True
 
     def text(self, choice: Choice, text: str) -> bool:
@@ -272,7 +269,7 @@ class _SingleReader:
             made += self._writer.part(part)
         if delta.finish:
             made += self._writer.end(delta.finish, delta.stop_reason)
-        choice.plain = self._answer.is_plain and not delta.finish and not choice.answer.is_scanned
+        choice.plain = self._answer.is_plain and not delta.finish and choice.answer.scanner is None
         return self._send(made, delta.token_count - len(delta.token_ids), delta.token_count, is_last=bool(delta.finish))
 
     def text(self, choice: Choice, text: str) -> bool:

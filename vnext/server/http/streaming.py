@@ -72,76 +72,65 @@ async def respond(
     pings = request.app[TURN].pings
     pings.add(events)
     try:
-        failure = await _failure(events, answering)
-        await events.end(fault_frame(failure) if failure is not None else done if isinstance(done, bytes) else done())
+        try:
+            await answering(events)
+        except ClientGone:
+            raise
+        except Exception as error:  # once a stream has begun, only a chunk can report it; before, the middleware does
+            if not events.response.prepared:
+                events.discard()
+                raise
+            if not isinstance(error, DOMAIN_ERRORS):
+                log.exception("a fault in the stream of %s", events.path, extra={"request_id": events.request_id})
+            last = fault_frame(failure_of(error))
+        else:
+            last = done if isinstance(done, bytes) else done()
+        await events.end(last)
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
     finally:
-        pings.remove(events)
+        pings.streams.discard(events)
     return events.response
 
 
-async def _failure(events: Events, answering: Answering) -> Failure | None:
-    try:
-        await answering(events)
-    except ClientGone:
-        raise
-    except Exception as error:  # once a stream has begun, only a chunk can report it; before, the middleware does
-        if not events.response.prepared:
-            events.discard()
-            raise
-        if not isinstance(error, DOMAIN_ERRORS):
-            log.exception("a fault in the stream of %s", events.path, extra={"request_id": events.request_id})
-        return failure_of(error)
-    return None
-
-
 class Pings:
-    """Signs of life: a comment to each stream that has been silent for `interval_s`, or for half of it; 0 for none. One timer
-    serves all streams. Mutable."""
+    """Signs of life: a comment to each of `streams` that has been silent for `interval_s`, or for half of it; 0 for none. One timer
+    serves all. Mutable."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._streams: set[Events] = set()
+        self.streams: set[Events] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, events: Events) -> None:
-        """Look after a stream, until `remove`."""
-        self._streams.add(events)
+        """Look after a stream, while it is among `streams`."""
+        self.streams.add(events)
         if self._timer is None and self._interval_s:
             self._begin()
-
-    def remove(self, events: Events) -> None:
-        self._streams.discard(events)
 
     def _begin(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s / 2, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        for events in self._streams:
+        for events in self.streams:
             events.looks += 1
             if events.looks > 1 and events.form.ping and events.is_quiet:
                 events.send(events.form.ping)
-        if self._streams:
+        if self.streams:
             self._begin()
 
 
 class Turn:
-    """The responses that have something to write at the end of this turn of the event loop."""
+    """The responses that have something to write at the end of this turn of the event loop: `due`, of which the first has `end`
+    called then."""
 
     def __init__(self, ping_interval_s: float = 0) -> None:
         self.pings = Pings(ping_interval_s)
-        self._due: list[Events] = []
+        self.due: list[Events] = []
 
-    def add(self, events: Events) -> None:
-        """Have `events` write at the end of this turn."""
-        if not self._due:
-            asyncio.get_running_loop().call_soon(self._end)
-        self._due.append(events)
-
-    def _end(self) -> None:
-        due, self._due = self._due, []
+    def end(self) -> None:
+        due, self.due = self.due, []
         for events in due:
             events.write()
 
@@ -171,9 +160,7 @@ class _Response(web.StreamResponse):
         """Do nothing: the end has gone out with the last frames."""
 
     def head(self) -> bytes:
-        """The response's head, once."""
-        if self.prepared:
-            return b""
+        """The response's head, which goes out now."""
         self.prepared = True
         own = "".join(map("%s: %s\r\n".__mod__, self.headers.items()))
         own += "Transfer-Encoding: chunked\r\n" if self.chunked else ""
@@ -213,7 +200,9 @@ class Events:
     def send(self, *frames: bytes) -> bool:
         """Send frames at the end of this turn; returns whether more can be sent at once."""
         if not self._unsent:
-            self._turn.add(self)
+            if not self._turn.due:
+                asyncio.get_running_loop().call_soon(self._turn.end)
+            self._turn.due.append(self)
         self._unsent += frames
         if self._transport.is_closing():
             return False
@@ -240,7 +229,9 @@ class Events:
         if data and is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self.looks = 0
-        self._transport.write(self.response.head() + data + (b"0\r\n\r\n" if is_last and is_chunked else b""))
+        if not self.response.prepared:
+            data = self.response.head() + data
+        self._transport.write(data + b"0\r\n\r\n" if is_last and is_chunked else data)
 
     async def room(self, is_last: bool = False) -> None:
         """Wait until more can be sent. Raises ClientGone."""

@@ -20,6 +20,7 @@ from vnext.server.context.prompts import params_of, prompts_of, tokens_of
 if TYPE_CHECKING:
     import numpy as np
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -88,7 +89,7 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
 async def _outputs(context: ServerContext, requests: Sequence[SubmitRequest]) -> AsyncIterator[RequestOutput]:
     """Raises as `_check` and the client do."""
     for wave in context.limiter.waves(requests):
-        async with context.client.submit_all(wave) as stream:
+        with closing(context.client.submit_all(wave)) as stream:
             async for output in stream:
                 _check(output, wave[0].adapter)
                 yield output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -170,9 +171,10 @@ async def handed_over(call: Call, model: str) -> tuple[str, int]:
         adapter=context.adapter(model, call.client), client=context.client_number(call.client),
     )  # fmt: skip
     ticket, cached = "", 0
-    async with admitted(call, [body.tokens]), context.client.submit_all([asked]) as stream:
-        async for output in stream:
-            if output.finish == "abort":
-                raise Aborted("The engine ended the request before the prompt was computed: send it again.")
-            ticket, cached = output.ticket or ticket, output.cached_tokens or cached
+    async with admitted(call, [body.tokens]):
+        with closing(context.client.submit_all([asked])) as stream:
+            async for output in stream:
+                if output.finish == "abort":
+                    raise Aborted("The engine ended the request before the prompt was computed: send it again.")
+                ticket, cached = output.ticket or ticket, output.cached_tokens or cached
     return ticket, cached
