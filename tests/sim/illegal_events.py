@@ -157,7 +157,7 @@ def _wrong_tokens(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:
     rest, room = [row for row in range(len(seen)) if row not in plan.preempted], draft_room(seen)
     yield Changes(changed=tuple((row, 0) for row in range(len(rest))), admitted=())
     for place, row in enumerate(rest[:2]):
-        most = min(seen.known[row] + seen.placeholders[row], seen.limit[row] - 1) - seen.computed[row]
+        most = min(seen.rows.known[row] + seen.rows.placeholders[row], seen.rows.limit[row] - 1) - seen.rows.computed[row]
         yield Changes(changed=(*plan.changed, (place, -1)))
         yield Changes(changed=(*plan.changed, (place, most + (0 if plan.preempted else room[row]) + 1)))
 
@@ -221,7 +221,7 @@ def recovered_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
 
 def aborted_before_it_came(rng: Rng, seen: PlainState) -> AnyEvent:
     stranger = RequestId(rng.choose((-1, seen.state.next_id, seen.state.next_id + 9)))
-    known = tuple(map(RequestId, seen.id[:1])) if rng.happens(50) else ()
+    known = tuple(map(RequestId, seen.rows.id[:1])) if rng.happens(50) else ()
     return RequestAborted(ids=(*known, stranger), reason="client")
 
 

@@ -47,22 +47,11 @@ def test_a_snapshot_made_from_the_one_before_is_a_fresh_one() -> None:
 def test_a_snapshot_by_hand() -> None:
     state = next(state for state in states(range(3, 4)) if len(state.rows) > 1 and state.in_flight and state.waiting)
     seen = PlainState(state)
-    for name in (
-        "id",
-        "known",
-        "computed",
-        "placeholders",
-        "limit",
-        "blocks",
-        "hashed_blocks",
-        "prompt",
-        "preemption_count",
-        "priority",
-    ):
-        assert getattr(seen, name) == state.rows.cells[FIELD_NAMES.index(name)].tolist()
+    for name, column in seen.rows._asdict().items():
+        assert column == state.rows.cells[FIELD_NAMES.index(name)].tolist()
     at, count = int(state.rows.cells[fields.TABLE_AT, 1]), int(state.rows.blocks[1])
     assert seen.tables[1] == extents.read(state.tables, at, count).tolist() and len(seen) == len(state.rows)
-    assert seen.histories[0][: len(state.requests[seen.id[0]].prompt)] == state.requests[seen.id[0]].prompt
+    assert seen.histories[0][: len(state.requests[seen.rows.id[0]].prompt)] == state.requests[seen.rows.id[0]].prompt
     assert seen.in_flight[-1].starts == state.in_flight[-1].starts.tolist()
 
 

@@ -33,7 +33,7 @@ class WeightChanges:
         version = weights.version + 1 if weights else 1
         change = WeightsChanged(version=version + self._rng.below(2), digest=self._rng.choose(("a", "b")))
         reads = core.state.tier is not None and bool(core.state.tier.transfers)
-        if not mode or seen.in_flight or reads or (mode == "wait" and (seen.id or going(seen))):
+        if not mode or seen.in_flight or reads or (mode == "wait" and (seen.rows.id or going(seen))):
             core.require_refused(change)
             if seen.in_flight or reads:
                 core.require_refused(EnginePaused(mode="sleep"))

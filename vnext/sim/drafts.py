@@ -41,8 +41,8 @@ def draft_room(seen: PlainState) -> list[int]:
     config = seen.state.config
     if config.speculation is None:
         return [0] * len(seen)
-    most, room = most_of(config), []
-    for id_, known, placeholders, limit, computed in zip(seen.id, seen.known, seen.placeholders, seen.limit, seen.computed):
+    most, room, rows = most_of(config), [], seen.rows
+    for id_, known, placeholders, limit, computed in zip(rows.id, rows.known, rows.placeholders, rows.limit, rows.computed):
         left, own = limit - 1 - (known + placeholders), seen.state.requests[id_].sampling.num_speculative_tokens
         single = computed == known + placeholders - 1 and left >= 0
         room.append(min(left, most, own if own >= 0 else most) if single else 0)
@@ -60,9 +60,9 @@ def with_drafts(seen: PlainState, tokens: list[int]) -> list[int]:
         drafts = min(wanted, budget) if count == 1 else 0
         budget -= drafts
         if config.takes_snapshots:
-            drafts = min(drafts, -(seen.computed[row] + 1) % size)
+            drafts = min(drafts, -(seen.rows.computed[row] + 1) % size)
         taken.append(count + drafts)
-        pages += max(blocks_for(seen.computed[row] + taken[-1], config.block_size) - seen.blocks[row], 0)
+        pages += max(blocks_for(seen.rows.computed[row] + taken[-1], config.block_size) - seen.rows.blocks[row], 0)
     return taken if pages * config.group_count <= seen.state.pool.free else tokens
 
 
@@ -81,7 +81,7 @@ def _wanted(seen: PlainState) -> list[int]:
     trial = 1 + (most_of(seen.state.config) - 1) * (ONE - share) // ONE if speculation.step_cost else 1
     trial_every, wanted = TRIAL_EVERY << (4 * share // ONE), []
     for row, (worth, room) in enumerate(zip(odds, rooms)):
-        tries = trial if (seen.known[row] + seen.placeholders[row]) % trial_every == 0 else 0
+        tries = trial if (seen.rows.known[row] + seen.rows.placeholders[row]) % trial_every == 0 else 0
         wanted.append(min(max(len(worth) if is_worth else 0, tries), room))
     return wanted
 

@@ -81,13 +81,13 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
         return memory_is_gone(before, after)
     if isinstance(event, RequestArrived):
         arrivals_bring_their_tokens(event, after)
-    if isinstance(event, RequestArrived) or before.id == after.id:
+    if isinstance(event, RequestArrived) or before.rows.id == after.rows.id:
         return
     rows: Sequence[int]
     if isinstance(event, StepPlanned):
         rows, later = event.preempted, fitting.given_back(after)
     else:
-        rows, later = [row for row, id_ in enumerate(before.id) if id_ not in after.id], set()
+        rows, later = [row for row, id_ in enumerate(before.rows.id) if id_ not in after.rows.id], set()
     if rows:
         tails_leave_first(before, rows, after, later)
         endings_are_not_indexed(before, event, rows, after, later)
@@ -127,7 +127,7 @@ def _served(seen: PlainState, others: set[int], any_inputs: bool = False) -> Sha
     holders: list[int] = []
     for row, most in enumerate(want):
         count = min(most, budget)
-        need = max(blocks_for(seen.computed[row] + count, size) - seen.blocks[row], 0) * groups
+        need = max(blocks_for(seen.rows.computed[row] + count, size) - seen.rows.blocks[row], 0) * groups
         while need > free and row not in victims:
             if not victims:
                 best_first, holders = rows_best_first(seen), seen.holders.copy()
@@ -144,7 +144,7 @@ def _served(seen: PlainState, others: set[int], any_inputs: bool = False) -> Sha
 
 def rows_best_first(seen: PlainState) -> list[int]:
     key_of = policy_keys(seen)
-    return sorted(range(len(seen)), key=lambda row: key_of[seen.id[row]])
+    return sorted(range(len(seen)), key=lambda row: key_of[seen.rows.id[row]])
 
 
 def work_is_conserved(seen: PlainState, share: Share) -> None:
@@ -155,9 +155,9 @@ def work_is_conserved(seen: PlainState, share: Share) -> None:
         return
     key_of = policy_keys(seen) if state.waiting else {}
     best = min(queue := going(seen), key=lambda entry: key_of[entry.id], default=None)
-    if (state.paused or transferring(state)) and not queue and not seen.id:
+    if (state.paused or transferring(state)) and not queue and not seen.rows.id:
         return
-    if not state.in_flight and (seen.id or best is None or not fitting.needs_slot(seen, best)):
+    if not state.in_flight and (seen.rows.id or best is None or not fitting.needs_slot(seen, best)):
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
     if any(share.tokens):
         raise LawBroken("S6", f"{sum(share.tokens)} tokens could be computed and the decision is to do nothing")
@@ -180,7 +180,7 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
     """S6: every row takes its fair share, and every admitted request takes all that it may of the budget left then."""
     config, step = before.state.config, after.in_flight[-1]
     took, starts = dict(zip(step.ids, step.counts)), dict(zip(step.ids, step.starts))
-    for id_, count in zip(before.id, share.tokens):
+    for id_, count in zip(before.rows.id, share.tokens):
         if took.get(id_, 0) != count:
             raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} tokens where {count} are its share")
     most, budget = config.long_prefill_token_threshold or config.max_model_len, config.max_num_batched_tokens - sum(share.tokens)
@@ -258,7 +258,8 @@ def caution_is_kept(before: PlainState, plan: StepPlanned) -> None:
 
 def _is_in_prompt(seen: PlainState) -> bool:
     """Whether a row has more than one token to compute, however few of them a step may take."""
-    return any(known + due - computed > 1 for known, due, computed in zip(seen.known, seen.placeholders, seen.computed))
+    rows = seen.rows
+    return any(known + due - computed > 1 for known, due, computed in zip(rows.known, rows.placeholders, rows.computed))
 
 
 def victims_are_the_worst(before: PlainState, plan: StepPlanned) -> None:
@@ -279,7 +280,7 @@ def victims_are_needed(before: PlainState, plan: StepPlanned, share: Share) -> N
 def ranges_continue(before: PlainState, after: PlainState) -> None:
     """S2: a running request's range starts where the last one ended; an admitted one's starts behind its hits."""
     step, size = after.in_flight[-1], before.state.config.block_size
-    computed, ends = dict(zip(before.id, before.computed)), dict(zip(after.id, after.computed))
+    computed, ends = dict(zip(before.rows.id, before.rows.computed)), dict(zip(after.rows.id, after.rows.computed))
     for id_, start, count in zip(step.ids, step.starts, step.counts):
         if start + count != ends[id_]:
             raise LawBroken("S2", f"request {id_} computes up to {start + count} and counts {ends[id_]}")
@@ -309,7 +310,7 @@ def preemption_counts_are_new(before: PlainState, event: AnyEvent, after: PlainS
     rows = preempted_by(before, event)
     queued: dict[int, Waiting] = {entry.id: entry for entry in after.state.waiting} if rows else {}
     for row in rows:
-        id_, known, preemptions = before.id[row], before.histories[row], before.preemption_count[row]
+        id_, known, preemptions = before.rows.id[row], before.histories[row], before.rows.preemption_count[row]
         entry = queued.get(id_)
         if entry is None or (entry.tokens, entry.preemption_count) != (known, preemptions + 1):
             knew = f"request {id_} gave way with {len(known) // 4} tokens before preemption {preemptions}"
@@ -332,12 +333,12 @@ def memory_is_gone(before: PlainState, after: PlainState) -> None:
     numbers go on. C2: everybody waits, with every known token and, who ran, one preemption more."""
     old, state = before.state, after.state
     left = [name for name, there in (
-        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)), ("snapshots", fitting.snapshot_count(state)),
+        ("steps", state.in_flight), ("rows", len(after)), ("slots", any(state.slots)), ("snapshots", fitting.snapshot_count(state)),
         ("names", len(state.pool.prefix_index)), ("pages", max(after.holders) or state.pool.free < state.config.page_count),
     ) if there]  # fmt: skip
     if left or (state.planned, state.committed) != (old.planned, old.planned):
         raise LawBroken("C1", f"behind a recovery there are {left}, and step {state.planned} is next where {old.planned} is due")
-    rows = zip(before.id, before.histories, before.preemption_count)
+    rows = zip(before.rows.id, before.histories, before.rows.preemption_count)
     due: dict[int, tuple[bytes, int]] = {id_: (tokens, preemptions + 1) for id_, tokens, preemptions in rows}
     due |= {entry.id: (entry.tokens, entry.preemption_count) for entry in old.waiting}
     found: dict[int, tuple[bytes, int]] = {entry.id: (entry.tokens, entry.preemption_count) for entry in state.waiting}
@@ -360,15 +361,15 @@ def preempted_by(before: PlainState, event: AnyEvent) -> Sequence[int]:
     """The rows that an event sends back to the queue."""
     if isinstance(event, StepPlanned):
         return event.preempted
-    return range(len(before.id)) if everyone_leaves(event) else ()
+    return range(len(before.rows.id)) if everyone_leaves(event) else ()
 
 
 def arrivals_come_in_order(seen: PlainState) -> None:
     """L2: first come, first served: running requests came before all waiting ones, and rows are in order of arrival. Only a request
     whose blocks were read from disk is overtaken."""
-    if seen.state.config.policy != "fcfs" or not seen.id:
+    if seen.state.config.policy != "fcfs" or not seen.rows.id:
         return
-    ids, queue = seen.id, [entry for entry in seen.state.waiting if entry.transfer < 0]
+    ids, queue = seen.rows.id, [entry for entry in seen.state.waiting if entry.transfer < 0]
     if (ids != sorted(ids) and seen.state.tier is None) or (queue and max(ids) > queue[0].id):
         raise LawBroken("L2", f"requests {ids} run while {[entry.id for entry in queue[:4]]} wait")
 
@@ -379,16 +380,16 @@ def hashed_blocks_are_indexed(before: PlainState, after: PlainState) -> None:
     Of each row the last block that it hashed. Not asked of a name that the same event evicted with the page that had it.
     """
     config = after.state.config
-    if not config.prefix_caching or before.hashed_blocks == after.hashed_blocks and before.id == after.id:
+    if not config.prefix_caching or before.rows.hashed_blocks == after.rows.hashed_blocks and before.rows.id == after.rows.id:
         return
-    hashed_blocks = dict(zip(before.id, before.hashed_blocks))
-    for row, (id_, count) in enumerate(zip(after.id, after.hashed_blocks)):
+    hashed_blocks = dict(zip(before.rows.id, before.rows.hashed_blocks))
+    for row, (id_, count) in enumerate(zip(after.rows.id, after.rows.hashed_blocks)):
         if count <= hashed_blocks.get(id_, 0):
             continue
         key = after.state.rows.block_hash(row)
         for group in range(config.group_count):
             name = group_hash(key, group)
-            if not in_sight(config, group, count * config.block_size - 1, after.computed[row]):
+            if not in_sight(config, group, count * config.block_size - 1, after.rows.computed[row]):
                 continue  # the page may have been given back by this very plan
             if (
                 after.state.pool.prefix_index.block_of(name) is None
@@ -403,7 +404,7 @@ def evictions_are_free(before: PlainState, event: AnyEvent) -> None:
         return
     state = before.state
     slot = state.slots[event.slot]
-    users = [id_ for id_ in before.id if slot is not None and state.requests[id_].sampling.adapter == slot.digest]
+    users = [id_ for id_ in before.rows.id if slot is not None and state.requests[id_].sampling.adapter == slot.digest]
     if users:
         raise LawBroken("R3", f"slot {event.slot} is evicted while requests {users} use its adapter")
 
@@ -439,8 +440,8 @@ def endings_are_not_indexed(
     if len(names) == 0:
         return
     for row in gone:
-        kept = counts.get((before.id[row], before.preemption_count[row]), 1) - 1
-        full = min(before.computed[row], before.known[row] + kept) // size
+        kept = counts.get((before.rows.id[row], before.rows.preemption_count[row]), 1) - 1
+        full = min(before.rows.computed[row], before.rows.known[row] + kept) // size
         for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
             if after.holders[block] == 0 and names.hash_of(block) is not None and block not in later:
-                raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")
+                raise LawBroken("P1", f"request {before.rows.id[row]} has left, and its unfinished block {block} has a name")

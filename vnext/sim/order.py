@@ -36,7 +36,7 @@ class Tenants:
 def policy_keys(seen: PlainState) -> dict[int, Key]:
     """Key of every live request; the smallest is served first."""
     state, requests, policy = seen.state, seen.state.requests.mapping(), seen.state.config.policy
-    live = [*(entry.id for entry in state.waiting), *seen.id]
+    live = [*(entry.id for entry in state.waiting), *seen.rows.id]
     if policy == "fcfs":
         return {id_: (id_,) for id_ in live}
     if policy == "priority":
@@ -54,17 +54,17 @@ def turn_keys(seen: PlainState) -> dict[int, Key]:
     clients were charged."""
     state, requests = seen.state, seen.state.requests.mapping()
     assert state.clients is not None
-    of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.id, *(entry.id for entry in state.waiting))}
+    of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.rows.id, *(entry.id for entry in state.waiting))}
     served = dict.fromkeys(of.values(), 0) | {key: client.charged for key, client in state.clients.live.items()}
     oldest = {key: min(id_ for id_ in of if of[id_] == key) for key in of.values()}
-    for id_, computed in zip(seen.id, seen.computed):
+    for id_, computed in zip(seen.rows.id, seen.rows.computed):
         served[of[id_]] += computed
 
     def turn(id_: int, preemptions: int) -> Key:
         hurries = preemptions >= PATIENCE and oldest[of[id_]] == id_
         return (0, id_) if hurries else (1, of[id_][0], served[of[id_]], id_)
 
-    rows = sorted(zip(seen.id, seen.preemption_count), key=lambda row: turn(*row))
+    rows = sorted(zip(seen.rows.id, seen.rows.preemption_count), key=lambda row: turn(*row))
     found: dict[int, Key] = {id_: (0, place) for place, (id_, _) in enumerate(rows)}
     queue = list(state.waiting)
     while queue:
@@ -76,12 +76,12 @@ def turn_keys(seen: PlainState) -> dict[int, Key]:
 
 
 def _sample_keys(seen: PlainState, requests: list[Request], order: Order) -> dict[int, Key]:
-    tenants = Tenants(requests, seen.id)
+    tenants = Tenants(requests, seen.rows.id)
     found: dict[int, Key] = {}
     progress: dict[int, tuple[int, int, int]] = {
         entry.id: (entry.known, 0, entry.preemption_count) for entry in seen.state.waiting
     }
-    progress |= zip(seen.id, zip(seen.known, seen.computed, seen.preemption_count))
+    progress |= zip(seen.rows.id, zip(seen.rows.known, seen.rows.computed, seen.rows.preemption_count))
     for request in requests:
         known, computed, preemptions = progress[request.id]
         impatient = preemptions >= PATIENCE

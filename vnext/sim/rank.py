@@ -93,6 +93,13 @@ class Work(msgspec.Struct, frozen=True):
         return self.end + len(self.drafts)
 
 
+class Sampled(msgspec.Struct, frozen=True):
+    """What a step in flight has sampled, by (id, preemption_count), and as it should be committed."""
+
+    tokens: dict[tuple[int, int], bytes]
+    commit: StepCommitted
+
+
 class Rank:
     """One replica of the engine. Mutable: give it every event once, in order. `cache` holds a chain for each slot."""
 
@@ -121,8 +128,7 @@ class Rank:
         """No step is in flight."""
         self._matchers: dict[tuple[int, int], Matcher] = {}
         self._masks, self._failed = 0, list[int]()
-        self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
-        self._runs: deque[tuple[bytes, bytes]] = deque()
+        self._in_flight: deque[Sampled] = deque()
 
     def go_on_from(self, state: State, arrivals: Iterable[RequestArrived]) -> None:
         """Begin in a state that others have led to; `arrivals` are those of the requests that live in it."""
@@ -139,7 +145,8 @@ class Rank:
         `digests`: whether a result has this rank's digest.
         """
         if isinstance(event, StepCommitted):
-            if b"".join(self._in_flight.popleft().values()) != event.tokens or self._runs.popleft() != _runs(event):
+            ours = self._in_flight.popleft().commit
+            if (ours.tokens, ours.counts, ours.drafted) != (event.tokens, event.counts, event.drafted):
                 raise Divergence(f"step {event.step} was committed with tokens that this rank did not sample")
         before, self.state = self.state, reduce(self.state, event) if shared is None else shared.state
         if isinstance(event, RequestArrived):
@@ -246,19 +253,18 @@ class Rank:
             self._read(work)
         tokens = {(work.id, work.preemption_count): self._sample(work) for work in works if work.samples}
         kept = [len(tokens.get((w.id, w.preemption_count), b"0000")) // 4 - 1 for w in works]
-        self._states.run(self.state, [(seen.id.index(w.id), w.chains, w.start, w.end + more) for w, more in zip(works, kept)])
+        self._states.run(self.state, [(seen.rows.id.index(w.id), w.chains, w.start, w.end + more) for w, more in zip(works, kept)])
         commit = StepCommitted(step=step, tokens=b"".join(tokens.values()))
         if any(work.drafts for work in works if work.samples):
             counts, drafted = bytes(len(each) // 4 for each in tokens.values()), bytes(len(w.drafts) for w in works if w.samples)
             commit = msgspec.structs.replace(commit, counts=counts, drafted=drafted)
-        self._in_flight.append(tokens)
-        self._runs.append(_runs(commit))
+        self._in_flight.append(Sampled(tokens, commit))
         self._forget_stories()
         return commit
 
     def _works(self, seen: PlainState) -> list[Work]:
         step, works = seen.in_flight[-1], []
-        row_of = {id_: row for row, id_ in enumerate(seen.id)}
+        row_of = {id_: row for row, id_ in enumerate(seen.rows.id)}
         for id_, preemptions, first, count, samples, drafts in zip(
             step.ids, step.preemption_counts, step.starts, step.counts, step.samples, step.drafts
         ):
@@ -269,8 +275,8 @@ class Rank:
             drafted = self._drafts(id_, preemptions, story, end, drafts)
             half = self._half(id_, story, known)
             work = Work(id_, preemptions, seen.tables[row], story, first, end, known, samples, drafted, *half)
-            if seen.hashed_blocks[row] and self.state.config.prefix_caching:
-                self._compare_name(work, seen.hashed_blocks[row])
+            if seen.rows.hashed_blocks[row] and self.state.config.prefix_caching:
+                self._compare_name(work, seen.rows.hashed_blocks[row])
             works.append(work)
         return works
 
@@ -279,8 +285,8 @@ class Rank:
         story = self._stories.get(id_)
         if story is None:
             story = self._stories[id_] = Story(self._salts[id_] + self._weights)
-        for tokens in self._in_flight:
-            history += tokens.get((id_, preemptions), b"")
+        for sampled in self._in_flight:
+            history += sampled.tokens.get((id_, preemptions), b"")
         story.agree(history)
         return story, len(history) // 4
 
@@ -433,10 +439,6 @@ class Rank:
             self._stories = {id_: story for id_, story in self._stories.items() if id_ in requests}
             self._matchers = {key: each for key, each in self._matchers.items() if key[0] in requests}
             self._salts = {id_: salt for id_, salt in self._salts.items() if id_ in requests}
-
-
-def _runs(event: StepCommitted) -> tuple[bytes, bytes]:
-    return event.counts, event.drafted
 
 
 def rebuilt(events: list[AnyEvent], contents: Contents | None = None) -> Rank:

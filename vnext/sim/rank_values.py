@@ -62,7 +62,7 @@ def spoil(cache: list[list[int]], seen: PlainState) -> StepCommitted:
     step, config = seen.in_flight[-1], seen.state.config
     size, groups = config.block_size, config.group_count
     for id_, start, count in zip(step.ids, step.starts, step.counts):
-        table = seen.tables[seen.id.index(id_)]
+        table = seen.tables[seen.rows.id.index(id_)]
         for place in range(start, min(start + count, len(table) // groups * size)):
             for page in table[place // size * groups : (place // size + 1) * groups]:
                 cache[page][place % size] = SPOILT
@@ -80,12 +80,13 @@ def shortages_lose_nothing(before: PlainState, event: AnyEvent, after: PlainStat
         raise LawBroken("C6", f"the engine started with {old.lowered_from or limit} tokens a step, and now says {most}")
     if isinstance(event, MemoryRanShort):
         half = max(sum(before.in_flight[0].counts) // 2, 1) if state.config.chunked_prefill else limit
-        stay = before.id if isinstance(event, StepRewound) else []
-        left = after.id != stay or state.in_flight or (state.planned, state.committed) != (old.planned, old.planned)
+        stay = before.rows.id if isinstance(event, StepRewound) else []
+        left = after.rows.id != stay or state.in_flight or (state.planned, state.committed) != (old.planned, old.planned)
         if left or now > half:
-            raise LawBroken("C6", f"behind a shortage requests {after.id} run, and a step takes {now} tokens of {half}")
-        if stay and (after.computed, after.placeholders) != (computed_before(before), [0] * len(stay)):
-            raise LawBroken("C6", f"requests {stay} have {after.computed} tokens where {computed_before(before)} were computed")
+            raise LawBroken("C6", f"behind a shortage requests {after.rows.id} run, and a step takes {now} tokens of {half}")
+        computed, due = after.rows.computed, computed_before(before) if stay else []
+        if (computed, after.rows.placeholders) != (due, [0] * len(stay)):
+            raise LawBroken("C6", f"requests {stay} have {computed} tokens where {due} were computed")
     elif now < limit or (now > limit and not isinstance(event, StepLimitRaised)):
         raise LawBroken("C6", f"a step takes {now} tokens behind {type(event).__name__}, and took {limit}")
 
@@ -93,7 +94,7 @@ def shortages_lose_nothing(before: PlainState, event: AnyEvent, after: PlainStat
 def computed_before(seen: PlainState) -> list[int]:
     """How many tokens each row has from steps that are over, in pages that no step in flight was to write; none where its result
     needs every position of its prompt."""
-    size, starts = seen.state.config.block_size, dict(zip(zip(seen.id, seen.preemption_count), seen.computed))
+    size, starts = seen.state.config.block_size, dict(zip(zip(seen.rows.id, seen.rows.preemption_count), seen.rows.computed))
     for step in reversed(seen.in_flight):
         starts |= {owner: start for owner, start in zip(step.owners, step.starts) if owner in starts}
     found = list(starts.values())

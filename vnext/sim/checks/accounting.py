@@ -81,12 +81,12 @@ class Accounting:
     def _preempted(self, before: PlainState, rows: Sequence[int]) -> None:
         self.counts["preempted"] += len(rows)
         for row in rows:
-            self.entries[before.id[row]].preemptions += 1
+            self.entries[before.rows.id[row]].preemptions += 1
 
     def _drafted(self, before: PlainState, event: StepCommitted, after: PlainState) -> None:
         """Drafts count for requests that still run as they did when the step was planned."""
-        rates = dict(zip(zip(before.id, before.preemption_count), before.rates))
-        now = dict(zip(zip(after.id, after.preemption_count), after.rates))
+        rates = dict(zip(zip(before.rows.id, before.rows.preemption_count), before.rates))
+        now = dict(zip(zip(after.rows.id, after.rows.preemption_count), after.rates))
         for owner, count, drafted in zip(before.in_flight[0].owed, event.counts, event.drafted):
             self.counts["accepted_tokens"] += (count - 1) * (owner in rates)
             self.counts["draft_tokens"] += drafted * (owner in rates)

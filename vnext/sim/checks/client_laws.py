@@ -58,10 +58,10 @@ class ClientBook:
     def _gained(self, before: PlainState, after: PlainState) -> Counter[ClientKey]:
         """The tokens that an event computes for each client, less what rows lose that go back: of rows that were there, and of
         those that join behind their hits."""
-        had = dict(zip(before.id, before.computed))
+        had = dict(zip(before.rows.id, before.rows.computed))
         starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts)) if after.in_flight else {}
         gained: Counter[ClientKey] = Counter()
-        for id_, computed in zip(after.id, after.computed):
+        for id_, computed in zip(after.rows.id, after.rows.computed):
             start = had.get(id_)
             gained[self._keys[id_]] += computed - (starts[id_] if start is None else start)
         return gained
@@ -88,17 +88,17 @@ class ClientBook:
     def _at_most(self, seen: PlainState) -> dict[int, int]:
         """By priority, the most tokens that the rows of one client have and may come to have."""
         limits: Counter[ClientKey] = Counter()
-        for id_, limit in zip(seen.id, seen.limit):
+        for id_, limit in zip(seen.rows.id, seen.rows.limit):
             limits[self._keys[id_]] += limit
         return {priority: max(each for key, each in limits.items() if key[0] == priority) for priority, _ in limits}
 
     def _count(self, before: PlainState, event: AnyEvent, after: PlainState, gained: Counter[ClientKey]) -> None:
         begin = [self._keys[id_] for id_ in _who_waits(before, event)]
         if isinstance(event, RequestArrived) and not before.state.config.counts_alone and self._alone != begin[0]:
-            if not before.id and not before.state.waiting:
+            if not before.rows.id and not before.state.waiting:
                 self._service, self._idle, self._next_starts, self._alone = {}, {}, {}, begin[0]
             elif self._alone is not None:
-                self._service, self._alone = {self._alone: sum(before.computed)}, None
+                self._service, self._alone = {self._alone: sum(before.rows.computed)}, None
         if self._alone is not None:
             return
         if isinstance(event, RequestArrived) and begin[0] not in self._service:
@@ -110,7 +110,7 @@ class ClientBook:
                 self._lift(key, old, waited)
         for key, tokens in gained.items():
             self._service[key] += tokens
-        live = dict.fromkeys(self._keys[id_] for id_ in (*after.id, *(entry.id for entry in after.state.waiting)))
+        live = dict.fromkeys(self._keys[id_] for id_ in (*after.rows.id, *(entry.id for entry in after.state.waiting)))
         self._idle |= {key: service for key, service in self._service.items() if key not in live}
         priorities = dict.fromkeys(priority for priority, _ in live)
         self._service = {key: service for key, service in self._service.items() if key in live}
@@ -132,7 +132,7 @@ class ClientBook:
         assert clients is not None
         served, idle = services(after.state, clients), clients.idle
         if isinstance(event, StepCommitted) and any(before.in_flight[0].drafts):  # those of a row that ends may stay
-            for key in dict.fromkeys(self._keys[id_] for id_ in before.id if id_ not in after.id):
+            for key in dict.fromkeys(self._keys[id_] for id_ in before.rows.id if id_ not in after.rows.id):
                 for own, engines in ((self._service, served), (self._idle, idle)):
                     own |= {key: engines[key]} if key in own and key in engines else {}
         starts = {priority: group.next_start for priority, group in clients.classes.items() if group.next_start}
@@ -146,8 +146,8 @@ def _who_waits(before: PlainState, event: AnyEvent) -> Sequence[int]:
     if isinstance(event, RequestArrived):
         return (event.id,)
     if (plan := plan_of(event)) is not None:
-        return [before.id[row] for row in plan.preempted]
-    return before.id if everyone_leaves(event) else ()
+        return [before.rows.id[row] for row in plan.preempted]
+    return before.rows.id if everyone_leaves(event) else ()
 
 
 def _hurries(before: PlainState, event: AnyEvent) -> bool:

@@ -29,7 +29,7 @@ class EncodingBook:
         """E4: an input that a row has reached gets a unit with each decided step, or one begins."""
         if lacks_pages or self._last_since or self._has_begun:
             return
-        rows = zip(before.id, before.computed, before.prompt, before.histories)
+        rows = zip(before.rows.id, before.rows.computed, before.rows.prompt, before.histories)
         for id_, computed, prompt, history in rows if before.state.config.input_units else ():
             has_all = self._input == (id_, computed) and self._units == self._all
             if not has_all and computed < prompt and unpack_tokens(history)[computed] < INPUT_BEGINS:
@@ -40,7 +40,7 @@ class EncodingBook:
         if (event.id, event.place) != self._input:
             self._input, self._units, self._all = (event.id, event.place), 0, _units_of(before, event)
         self._units, self._since = self._units + event.units, self._since + event.units
-        beside = any(computed >= prompt for computed, prompt in zip(before.computed, before.prompt))
+        beside = any(computed >= prompt for computed, prompt in zip(before.rows.computed, before.rows.prompt))
         if self._units > self._all or (beside and self._since > 1):
             raise LawBroken("E2", f"{event}, {self._units} units in all and {self._since} with this step")
 
@@ -49,11 +49,11 @@ class EncodingBook:
         step, self._has_begun = after.in_flight[-1], False
         self._last_since, self._since = self._since, 0
         for id_, start, count in zip(step.ids, step.starts, step.counts):
-            row = after.id.index(id_)
+            row = after.rows.id.index(id_)
             known = unpack_tokens(after.histories[row])
-            for place in range(start, min(start + count, after.prompt[row])):
+            for place in range(start, min(start + count, after.rows.prompt[row])):
                 begins = place
-                while id_ not in before.id and place == start and INPUT_BEGINS <= known[begins] < 0:
+                while id_ not in before.rows.id and place == start and INPUT_BEGINS <= known[begins] < 0:
                     begins -= 1
                 if known[begins] >= INPUT_BEGINS:
                     continue

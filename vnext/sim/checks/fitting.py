@@ -55,8 +55,8 @@ def given_back(seen: PlainState) -> set[int]:
     config, step, found = seen.state.config, seen.in_flight[-1], set()
     size, groups = config.block_size, config.group_count
     base_of = {id_: count - drafts for id_, count, drafts in zip(step.ids, step.counts, step.drafts)}
-    start_of = {id_: computed - base_of.get(id_, 0) for id_, computed in zip(seen.id, seen.at_least)}
-    for id_, computed, table in zip(seen.id, seen.at_least, seen.tables if config.windows else ()):
+    start_of = {id_: computed - base_of.get(id_, 0) for id_, computed in zip(seen.rows.id, seen.at_least)}
+    for id_, computed, table in zip(seen.rows.id, seen.at_least, seen.tables if config.windows else ()):
         for place, page in enumerate(table):
             group, last = place % groups, place // groups * size + size - 1
             if in_sight(config, group, last, start_of.get(id_, computed)) and not in_sight(config, group, last, computed):
@@ -122,9 +122,9 @@ def longest_hit(seen: PlainState, named: list[int | None], edges: list[bool] | N
 def taken_pages(before: PlainState, after: PlainState) -> tuple[set[int], set[int]]:
     """Of the plan that was just folded: pages that running rows took, and those that admitted requests complete."""
     config, step, by_rows, completed = after.state.config, after.in_flight[-1], set(), set()
-    held = {id_: len(table) for id_, table in zip(before.id, before.tables)}
+    held = {id_: len(table) for id_, table in zip(before.rows.id, before.tables)}
     ends = {id_: start + count for id_, start, count in zip(step.ids, step.starts, step.counts)}
-    for id_, table in zip(after.id, after.tables):
+    for id_, table in zip(after.rows.id, after.tables):
         if id_ in held:
             by_rows.update(table[held[id_] :])
         else:
@@ -147,9 +147,9 @@ def wanted(seen: PlainState, any_inputs: bool = False) -> tuple[list[int], Room]
     config, found = seen.state.config, []
     most, room = config.long_prefill_token_threshold or config.max_model_len, None if any_inputs else room_of(seen)
     for row, want in enumerate(wants(seen)):
-        start, known = seen.computed[row], seen.known[row]
-        tokens = up_to_edge(config, start, known, seen.prompt[row], min(want, most))
-        tokens, room = up_to_input(seen, seen.id[row], seen.histories[row], start, tokens, room)
+        start, known = seen.rows.computed[row], seen.rows.known[row]
+        tokens = up_to_edge(config, start, known, seen.rows.prompt[row], min(want, most))
+        tokens, room = up_to_input(seen, seen.rows.id[row], seen.histories[row], start, tokens, room)
         found.append(tokens)
     return found, room
 
@@ -159,7 +159,7 @@ def room_of(seen: PlainState) -> Room:
     config = seen.state.config
     if not config.inputs_a_step:
         return None
-    beside = any(computed >= prompt for computed, prompt in zip(seen.computed, seen.prompt))
+    beside = any(computed >= prompt for computed, prompt in zip(seen.rows.computed, seen.rows.prompt))
     return config.inputs_a_step, config.input_tokens if config.input_tokens and beside else NO_BOUND
 
 
@@ -194,8 +194,8 @@ def room_left(before: PlainState, after: PlainState) -> Room:
         return room
     step = after.in_flight[-1]
     for id_, start, count in zip(step.ids, step.starts, step.counts):
-        if id_ not in before.id:
-            history = after.histories[after.id.index(id_)]
+        if id_ not in before.rows.id:
+            history = after.histories[after.rows.id.index(id_)]
             room = up_to_input(before, id_, history, start, count, room, is_new=True)[1]
     return room
 
@@ -252,5 +252,5 @@ def _pages_of_new(before: PlainState, after: PlainState) -> set[int]:
     """The state pages of requests that the plan admits."""
     recurrent = after.state.rows.recurrent
     assert recurrent is not None, "the model has recurrent layers"
-    new = [row for row, id_ in enumerate(after.id) if id_ not in before.id]
+    new = [row for row, id_ in enumerate(after.rows.id) if id_ not in before.rows.id]
     return set(recurrent[[LIVE, NEWEST, SPARE]][:, new].reshape(-1).tolist()) if before is not after else set()

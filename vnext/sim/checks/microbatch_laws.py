@@ -12,7 +12,7 @@ from vnext.state.errors import LawBroken
 def wants(seen: PlainState) -> list[int]:
     """The number of tokens that each row could compute. The token at its limit is never computed, because nothing is sampled after
     it."""
-    columns_ = zip(seen.known, seen.placeholders, seen.limit, seen.computed)
+    columns_ = zip(seen.rows.known, seen.rows.placeholders, seen.rows.limit, seen.rows.computed)
     return [min(known + due, limit - 1) - computed for known, due, limit, computed in columns_]
 
 
@@ -35,7 +35,7 @@ def left_out(seen: PlainState) -> set[int]:
     size, place = len(rows), seen.state.planned % parts
     first, room = place * size // parts, (place + 1) * size // parts - place * size // parts
     for row in rows[first:] + rows[:first]:
-        if room and not seen.placeholders[row]:
+        if room and not seen.rows.placeholders[row]:
             room -= 1
             rows.remove(row)
     return set(rows)
@@ -59,8 +59,8 @@ class TurnBook:
         if not fills or (parts := parts_of(before)) == 1:
             self._decoding = []
             return
-        step, owed = after.in_flight[-1], [id_ for id_, due in zip(before.id, before.placeholders) if due]
-        ids = [before.id[row] for row in decoding(before)]
+        step, owed = after.in_flight[-1], [id_ for id_, due in zip(before.rows.id, before.rows.placeholders) if due]
+        ids = [before.rows.id[row] for row in decoding(before)]
         taken = [id_ for id_ in step.ids if id_ in ids]
         if len(taken) > -(-len(ids) // parts) or set(taken) & set(owed):
             raise LawBroken("S7", f"step {step.step} takes {taken} of {ids}, and tokens of {owed} are in flight")

@@ -66,8 +66,8 @@ class PinBook:
             case MemoryRanShort() if len(after.state.pool.prefix_index) == 0:
                 self._ends.clear()
             case StepCommitted() | RequestAborted():
-                for row, id_ in enumerate(before.id):
-                    if id_ not in after.id:
+                for row, id_ in enumerate(before.rows.id):
+                    if id_ not in after.rows.id:
                         came = pack_tokens([each.token for each in news if each.id == id_ and each.token >= 0])
                         self._pin(before.state.requests[id_], before.histories[row] + came, after)
                         self._require_snapshots(before, after)

@@ -6,6 +6,8 @@ an older version of an array would first have to be turned round (see vnext/stat
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
@@ -36,14 +38,27 @@ class Step(msgspec.Struct, frozen=True):
         return list(zip(self.ids, self.preemption_counts))
 
 
+class PlainRows(NamedTuple):
+    """The first columns of the rows (fields.py), each a list over the rows."""
+
+    id: list[int]
+    known: list[int]
+    computed: list[int]
+    placeholders: list[int]
+    limit: list[int]
+    blocks: list[int]
+    hashed_blocks: list[int]
+    prompt: list[int]
+    preemption_count: list[int]
+
+
 class PlainState:
     """Never written after it was taken.
 
-    `cells` are all columns of the rows, the named ones below each a list over the rows; `tables` the rows' whole tables,
-    `held` what of them a query to come may see and the row must hold, `histories` their
-    known tokens (int32 bytes); `in_flight` the steps in flight, oldest first; `holders` and `places` of
-    all blocks. With speculation, `tentative` are the rows' drafts in flight, `rates` how often their drafts were kept, and
-    `at_least` the tokens computed if no draft in flight is kept.
+    `cells` are all columns of the rows, of which `rows` names the first; `tables` the rows' whole tables, `held` what of them a
+    query to come may see and the row must hold, `histories` their known tokens (int32 bytes); `in_flight` the steps in flight,
+    oldest first; `holders` and `places` of all blocks. With speculation, `tentative` are the rows' drafts in flight, `rates` how
+    often their drafts were kept, and `at_least` the tokens computed if no draft in flight is kept.
     """
 
     cells: list[list[int]]
@@ -68,34 +83,22 @@ class PlainState:
             self.places = [word if word >= 0 else HELD for word in status]
         old = before if before is not None and before.state.rows is state.rows else None
         cells: list[list[int]] = state.rows.cells.tolist() if old is None else old.cells
-        self.cells = cells
-        (
-            self.id,
-            self.known,
-            self.computed,
-            self.placeholders,
-            self.limit,
-            self.blocks,
-            self.hashed_blocks,
-            self.prompt,
-            self.preemption_count,
-            self.priority,
-        ) = cells[:10]
+        self.cells, self.rows = cells, PlainRows(**dict(zip(PlainRows._fields, cells)))
         drafting = state.rows.drafting
         self.tentative, self.rates = ([], []) if drafting is None else drafting.tolist()
-        self.at_least = [all_kept - drafts for all_kept, drafts in zip(self.computed, self.tentative or [0] * len(self.id))]
+        self.at_least = [all_kept - drafts for all_kept, drafts in zip(self.rows.computed, self.tentative or [0] * len(self))]
         if old is not None and old.state.tables is state.tables and old.state.tokens is state.tokens:
             self.tables, self.held, self.histories = old.tables, old.held, old.histories
             return
         groups = state.config.group_count
-        counts = [blocks * groups for blocks in self.blocks]
+        counts = [blocks * groups for blocks in self.rows.blocks]
         self.tables = [part.tolist() for part in _ranges(state.tables, cells[fields.TABLE_AT], counts)]
         self.held = self._held() if state.config.windows else self.tables
-        self.histories = [part.tobytes() for part in _ranges(state.tokens, cells[fields.TOKENS_AT], self.known)]
+        self.histories = [part.tobytes() for part in _ranges(state.tokens, cells[fields.TOKENS_AT], self.rows.known)]
 
     def __len__(self) -> int:
         """Rows."""
-        return len(self.id)
+        return len(self.rows.id)
 
     def _held(self) -> list[list[int]]:
         """Pages that still have a token in sight of the next query, counted token by token: not as windows.py reckons."""
