@@ -84,8 +84,7 @@ class LLM(EngineOperations):
         self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, None)
         self._address = self._engine.addresses[0]
         own = self._settings
-        shared = {"prefill_engines": own.prefill_engines, "encode_engines": own.encode_engines}
-        client = SyncEngineClient.connect(self._engine.addresses, policy=own.data_parallel_policy, **shared)
+        client = SyncEngineClient.connect(self._engine.addresses, policy=own.data_parallel_policy, roles=own.roles)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, client)
         self._client, self.ready = client, client.ready

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -34,7 +33,7 @@ from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.protocol.lora_request import adapter_files, module_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
+from vnext.runtime.protocol.settings import reads_generation_config
 from vnext.server.console import say_who_comes_in, write_error, write_line
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context
@@ -86,11 +85,11 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             command.server,
             port=listener.getsockname()[1],
             served_model_names=names,
-            engine_address=starting.addresses[0],
             client_secret=secrets.token_hex(16),
-            other_engines=starting.addresses[1:],
+            engine_address=starting.addresses[0], other_engines=starting.addresses[1:],
             data_parallel_policy=command.engine.data_parallel_policy,
-            **_handover_settings(command.engine),
+            roles=command.engine.roles, role=command.engine.role,
+            takes_tickets=command.engine.role == "decode" and bool(command.engine.cluster_secret_file),
             model_path=str(model_path),
             max_lora_rank=command.engine.max_lora_rank,
             log_format=command.engine.log_format,
@@ -98,7 +97,7 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             sampling_defaults=defaults,
             shared_dir=str(starting.run_dir),
             connect_timeout_s=None,
-        )
+        )  # fmt: skip
         edges.configure(settings)
         return starting.wait(beside=edges.children), edges
     except BaseException:
@@ -106,13 +105,6 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             starting.abandon()
         edges.end()
         raise
-
-
-def _handover_settings(engine: EngineSettings) -> dict[str, Any]:
-    """What API servers need to know of hand-overs."""
-    takes_tickets = engine.role == "decode" and bool(engine.cluster_secret_file)
-    shared = {"prefill_engines": engine.prefill_engines, "encode_engines": engine.encode_engines}
-    return shared | {"role": engine.role, "takes_tickets": takes_tickets}
 
 
 def usual_names(model: str, folder: Path) -> tuple[str, ...]:

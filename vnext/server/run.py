@@ -87,9 +87,8 @@ async def _serve(settings: ServerSettings) -> None:
         waiting = _waiting_room(listener, settings)
         addresses = settings.engine_address, *settings.other_engines
         client = await connect_engines(
-            addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number, settings.prefill_engines,
-            settings.encode_engines,
-        )  # fmt: skip
+            addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number, settings.roles
+        )
         try:
             app = make_app(client, tokenizer, template, settings)
             await _serve_until_signal(app, client, waiting, listener, settings)

@@ -11,7 +11,7 @@ import msgspec
 
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.sampling_params import SamplingDefaults
-from vnext.runtime.protocol.settings import LogFormat, Role
+from vnext.runtime.protocol.settings import NO_ROLES, LogFormat, Role, Roles
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -38,11 +38,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client hardly reads its
     answer for `write_timeout_s`. A stream shows a sign of life after `sse_ping_interval_s` of silence (0: never).
 
-    `engine_address` is the first engine's, `other_engines` are those of the others, among
-    which `data_parallel_policy` chooses; the first `prefill_engines` compute prompts for the others, the last
-    `encode_engines` images and sounds. With `role` "prefill" routers
-    may have prompts computed for other servers; with `takes_tickets` they may send requests whose prompts another server has
-    computed.
+    `engine_address` is the first engine's, `other_engines` are those of the others, among which `data_parallel_policy` chooses
+    by their `roles`. With `role` "prefill" routers may have prompts computed for other servers; with `takes_tickets` they may send
+    requests whose prompts another server has computed.
 
     `listener` is the descriptor of the socket to accept from, -1 for one of this process. `number` is that of this API server
     among all that its server has had: those of one place have the same remainder by `api_server_count`. `shared_dir` is the folder
@@ -87,8 +85,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_address: str = ""
     other_engines: tuple[str, ...] = ()
     data_parallel_policy: str = DEFAULT_POLICY
-    prefill_engines: int = 0
-    encode_engines: int = 0
+    roles: Roles = NO_ROLES
     role: Role = "both"
     takes_tickets: bool = False
     api_server_count: int = 1

@@ -20,6 +20,7 @@ from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import OutputStream
 from vnext.runtime.client.replicas import Replicas
 from vnext.runtime.protocol.messages import AbortRequests, SubmitRequest
+from vnext.runtime.protocol.settings import Roles
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import NO_POOLING, Sampling
 from vnext.state.store.inputs import input_tokens
@@ -42,7 +43,7 @@ def with_engines(work: Callable[..., Any], *, prefill: int = 0, count: int = 1, 
         engines.append(stack.enter_context(FakeEngine(count_up, max_restarts=3, **encoding)))
 
         async def run() -> None:
-            client = await connect_engines([each.address for each in engines], 60.0, "round_robin", 0, prefill, 1)
+            client = await connect_engines([each.address for each in engines], 60.0, "round_robin", 0, Roles(prefill, 1))
             try:
                 await asyncio.wait_for(work(client, engines), 20)
             finally:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vnext.runtime.client.engines import connect_engines
 from vnext.runtime.client.replicas import Replicas
 from vnext.runtime.protocol.messages import AbortRequests, RequestOutput, SubmitRequest
+from vnext.runtime.protocol.settings import Roles
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import NO_POOLING, Sampling
 
@@ -45,7 +46,7 @@ def with_engines(work: Callable[..., Any], *kinds: type[FakeEngine]) -> None:
         engines = [stack.enter_context(kind(count_up, address="", max_restarts=3)) for kind in kinds]
 
         async def run() -> None:
-            client = await connect_engines([each.address for each in engines], policy="round_robin", prefill_engines=1)
+            client = await connect_engines([each.address for each in engines], policy="round_robin", roles=Roles(prefill=1))
             try:
                 await asyncio.wait_for(work(client, engines), 60)
             finally:

@@ -21,6 +21,7 @@ from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.protocol.merged_output import TakenOutput
 from vnext.runtime.protocol.messages import EngineReady, EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import AnyOperation
+from vnext.runtime.protocol.settings import NO_ROLES, Roles
 from vnext.state.events import AbortReason
 
 CLOSED = "This program has closed the engine: start another one."
@@ -39,19 +40,17 @@ class SyncEngineClient:
 
     @classmethod
     def connect(
-        cls, address: str | Sequence[str], timeout_s: float = 60.0, policy: str = DEFAULT_POLICY, prefill_engines: int = 0,
-        encode_engines: int = 0,
+        cls, address: str | Sequence[str], timeout_s: float = 60.0, policy: str = DEFAULT_POLICY, roles: Roles = NO_ROLES
     ) -> SyncEngineClient:
-        """Wait until the engine core at `address`, or at each of several, is ready. `policy` chooses among several, of which the
-        first `prefill_engines` compute prompts for the others, and the last `encode_engines` images and sounds. Raises EngineDead
-        after `timeout_s`."""
+        """Wait until the engine core at `address`, or at each of several with their `roles`, is ready. `policy` chooses among
+        several. Raises EngineDead after `timeout_s`."""
         addresses = (address,) if isinstance(address, str) else address
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine client", daemon=True)
         thread.start()
         client = cls(loop, thread)
         try:
-            client._client = client._wait(connect_engines(addresses, timeout_s, policy, 0, prefill_engines, encode_engines))
+            client._client = client._wait(connect_engines(addresses, timeout_s, policy, 0, roles))
         finally:
             if client._client is None:
                 client._stop_loop()

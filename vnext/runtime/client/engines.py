@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.client.client import EngineClient
+from vnext.runtime.protocol.settings import NO_ROLES, Roles
 
 if TYPE_CHECKING:
     from vnext.runtime.client.replicas import Replicas
@@ -19,13 +20,12 @@ AnyEngineClient: TypeAlias = "EngineClient | Replicas"
 
 async def connect_engines(
     addresses: Sequence[str], timeout_s: float | None = 60.0, policy: str = DEFAULT_POLICY, number: int = 0,
-    prefill_engines: int = 0, encode_engines: int = 0,
+    roles: Roles = NO_ROLES,
 ) -> AnyEngineClient:
     """A client of one engine, or of several among which `policy` chooses, in the process of this number among those that use them.
-    The first `prefill_engines` compute prompts for the others, the last `encode_engines` images and sounds. Raises what
-    EngineClient.connect does."""
+    Raises what EngineClient.connect does."""
     if len(addresses) == 1:
         return await EngineClient.connect(addresses[0], timeout_s)
     from vnext.runtime.client.replicas import Replicas
 
-    return await Replicas.connect(addresses, timeout_s, policy, number, prefill_engines, encode_engines)
+    return await Replicas.connect(addresses, timeout_s, policy, number, roles)

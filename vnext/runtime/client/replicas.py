@@ -34,6 +34,7 @@ from vnext.runtime.client.output_stream import EngineDead, OutputStream, Refused
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SALT_END, EngineReady, EngineStats, RequestOutput, SubmitRequest, derived_seed
 from vnext.runtime.protocol.operations import AnyOperation, CallRanks, UpdateWeights
+from vnext.runtime.protocol.settings import Roles
 from vnext.state.events import AbortReason
 from vnext.state.params import NO_POOLING, Sampling, hits_max
 
@@ -55,10 +56,9 @@ log = logging.getLogger(__name__)
 class Replicas:
     """See the module. It has the interface of EngineClient, and belongs to the event loop that connected it."""
 
-    def __init__(self, addresses: Sequence[str], policy: str, prefill_engines: int = 0, encode_engines: int = 0) -> None:
-        """`policy`: a name of routing/policies.py. The first `prefill_engines` compute prompts for the others, the last
-        `encode_engines` images and sounds."""
-        self._prefill_engines, self._writers = prefill_engines, len(addresses) - encode_engines
+    def __init__(self, addresses: Sequence[str], policy: str, roles: Roles) -> None:
+        """`policy`: a name of routing/policies.py."""
+        self._prefill_engines, self._writers = roles.prefill, len(addresses) - roles.encode
         self._router = Router(self._writers, policy)
         self._all = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
         self._clients, self._encoders = self._all[: self._writers], Encoders(self._all[self._writers :])
@@ -69,12 +69,11 @@ class Replicas:
 
     @classmethod
     async def connect(
-        cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int, prefill_engines: int = 0,
-        encode_engines: int = 0,
+        cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int, roles: Roles
     ) -> Replicas:
         """Wait until each engine core is ready, or has ended. `number`: of this process among those that use the engines; the seeds
         of number 0 are those of one engine that has all requests. Raises what EngineClient.connect does, if none is ready."""
-        replicas = cls(addresses, policy, prefill_engines, encode_engines)
+        replicas = cls(addresses, policy, roles)
         begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._all]
         failed = [each for each in (await asyncio.gather(*begun, return_exceptions=True))[: replicas._writers] if each is not None]
         if len(failed) == replicas._writers:

@@ -34,6 +34,17 @@ GenerationConfig = Literal["auto", "none"]
 AttentionName = Literal[tuple(ATTENTION_BACKENDS)]  # type: ignore[valid-type]  # derived from the table
 
 
+class Roles(msgspec.Struct, frozen=True):
+    """Which of several engines do what: the first `prefill` compute prompts for the others, the last `encode` images and sounds."""
+
+    prefill: int = 0
+    encode: int = 0
+
+
+NO_ROLES = Roles()
+"""Each engine does all."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. None means "decide from the model and the machine".
 
@@ -194,6 +205,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The most tokens of a step."""
         return self.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
 
+    @property
+    def roles(self) -> Roles:
+        """Those of the engines of these settings."""
+        return Roles(self.prefill_engines, self.encode_engines)
+
 
 def reads_generation_config(settings: EngineSettings) -> bool:
     """Whether generation_config.json counts: the checkpoint's own, or what `override_generation_config` puts in its place."""
@@ -237,11 +253,12 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def role(self) -> Role:
         """This engine's."""
-        if self.replica >= self.engine.data_parallel_size - self.engine.encode_engines:
+        roles = self.engine.roles
+        if self.replica >= self.engine.data_parallel_size - roles.encode:
             return "encode"
-        if not self.engine.prefill_engines:
+        if not roles.prefill:
             return self.engine.role
-        return "prefill" if self.replica < self.engine.prefill_engines else "decode"
+        return "prefill" if self.replica < roles.prefill else "decode"
 
     @property
     def ranks_dir(self) -> str:
