@@ -197,7 +197,7 @@ ATTRIBUTES = {
 PARAMETERS = {
     "ModelRunner.__init__": 12, "load_params": 11, "run": 12,
     "Loader.__init__": 10, "adjust_rows": 11,
-    "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "PlainExchange.take": 9,
+    "EngineCore.__init__": 10,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
 ANYS_MAX = 966

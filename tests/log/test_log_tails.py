@@ -231,6 +231,6 @@ def test_a_steady_frame_is_a_commit_in_a_frame(form):
     for kept in (one, other):
         kept.arrive(0, bytes(16), pack_tokens([1, 2, 3]))
     shaped = one.commit(ROW, ROW, pack_tokens([9]), None, ONE)
-    assert other.put_steady(frame, 5, 7, 8, 2, ROW, ROW, pack_tokens([9]), ONE)
+    assert other.put_steady(frame, 5, 7, 8, 2, (ROW, ROW, pack_tokens([9]), ONE))
     events = (StepCommitted(step=7, tokens=shaped), StepPlanned(step=8))
     assert frame[codec.FRAME_HEAD :] == codec.encode_body(5, events, (), 0, 2)

@@ -296,14 +296,14 @@ static PyObject *commit(OpenBlocks *self, PyObject *args) {
     return shaped;
 }
 
-/* put_steady(frame bytearray, first event, committed step, planned step, width, ids, rows, tokens, stopped) -> did it:
+/* put_steady(frame bytearray, first event, committed step, planned step, width, (ids, rows, tokens, stopped)) -> did it:
    `commit` and log_plain.put_steady in one, where each of the step's tokens has its row and none ends its request */
 static PyObject *put_steady(OpenBlocks *self, PyObject *args) {
     Commit c = {0};
     PyObject *frame;
     unsigned long long first, committed, planned;
     int width, does = 0;
-    if (!PyArg_ParseTuple(args, "O!KKKiy*y*y*y*", &PyByteArray_Type, &frame, &first, &committed, &planned, &width, &c.ids,
+    if (!PyArg_ParseTuple(args, "O!KKKi(y*y*y*y*)", &PyByteArray_Type, &frame, &first, &committed, &planned, &width, &c.ids,
                           &c.rows, &c.tokens, &c.stopped))
         return NULL;
     Py_ssize_t count = c.tokens.len / 4;

@@ -7,6 +7,7 @@ tokens are appended in order. pseudonyms.py has the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,15 @@ from vnext.log import log_plain, pseudonyms
 from vnext.state.events import pack_tokens, unpack_tokens
 
 OPEN_BLOCKS_MIN = 64
+
+
+class Samples(NamedTuple):
+    """Those of a step, one of each of `rows`, as `OpenBlocks.commit` takes them in order."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    tokens: bytes
+    stopped: np.ndarray
 
 
 class OpenBlocks:
@@ -77,21 +87,13 @@ class OpenBlocks:
         return pack_tokens(shaped)
 
     def put_steady(
-        self,
-        frame: bytearray,
-        first_event: int,
-        committed: int,
-        planned: int,
-        width: int,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        tokens: bytes,
-        stopped: np.ndarray,
+        self, frame: bytearray, first_event: int, committed: int, planned: int, width: int, samples: Samples
     ) -> bool:
         """`commit`, and its frame as log_plain.put_steady makes it.
 
         False, with nothing done, unless each of the step's tokens has its row, none ends its request and all pseudonyms fit.
         """
+        ids, rows, tokens, stopped = samples
         count = len(tokens) // 4
         if 8 * width < self._base.bit_length() or not len(rows) == len(stopped) == count or stopped.any():
             return False

@@ -17,6 +17,7 @@ import numpy as np
 
 from vnext.log import open_blocks, pseudonyms
 from vnext.log.codec import SteadyPair, pseudonym_base
+from vnext.log.open_blocks_plain import Samples
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
 from vnext.log.stored_clients import renumbered
@@ -150,10 +151,8 @@ class Redactor:
         if matched.ended:
             return False
         committed, planned = events
-        ids, rows, stopped = before.rows.id, matched.rows, matched.stopped
-        return self._open_blocks.put_steady(
-            frame, first_event, committed.step, planned.step, width, ids, rows, committed.tokens, stopped
-        )
+        samples = Samples(before.rows.id, matched.rows, committed.tokens, matched.stopped)
+        return self._open_blocks.put_steady(frame, first_event, committed.step, planned.step, width, samples)
 
     def resume(self, state: State, histories: Iterable[tuple[bytes, str, bytes]]) -> None:
         """Begin in a state that earlier events led to, before any event is shaped.

@@ -198,10 +198,11 @@ static PyObject *add(Exchange *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* take(operation, rank, start, bytes, first, (address, row, stride)) */
 static PyObject *take(Exchange *self, PyObject *args) {
-    unsigned long long operation, start, bytes, address, first, row, stride;
+    unsigned long long operation, start, bytes, first, address, row, stride;
     unsigned int rank;
-    if (!PyArg_ParseTuple(args, "KIKKKKKK", &operation, &rank, &start, &bytes, &address, &first, &row, &stride)) return NULL;
+    if (!PyArg_ParseTuple(args, "KIKKK(KKK)", &operation, &rank, &start, &bytes, &first, &address, &row, &stride)) return NULL;
     if (!is_within(self, start, bytes)) return NULL;
     if (rank >= self->world || row < 1) return PyErr_Format(PyExc_ValueError, "no rank %u, or empty rows", rank);
     const uint8_t *source = slot_of(self, rank, operation) + start;

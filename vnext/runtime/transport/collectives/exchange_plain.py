@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,14 @@ _TICKETS_OFFSET = 16
 _TICKET = struct.Struct("<QII")
 _TICKS_MASK = 0xFFFFFFFF
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+class Rows(NamedTuple):
+    """Rows of `size` bytes that lie `stride` bytes apart from `address` on."""
+
+    address: int
+    size: int
+    stride: int
 
 
 class PlainExchange:
@@ -118,19 +127,16 @@ class PlainExchange:
         target = memoryview((ctypes.c_char * (count * size)).from_address(address)) if address else own
         np.frombuffer(target, dtype)[:] = rounded
 
-    def take(
-        self, operation: int, rank: int, start: int, count_bytes: int, address: int, first: int, row: int, stride: int
-    ) -> None:
-        """Copy bytes [start, start + count) of a rank's slot to rows of `row` bytes that lie `stride` bytes apart from
-        `address` on; the first copied byte is byte `first` of the rows."""
+    def take(self, operation: int, rank: int, start: int, count_bytes: int, first: int, rows: Rows) -> None:
+        """Copy bytes [start, start + count) of a rank's slot to `rows`; the first copied byte is byte `first` of these."""
         source = self._slot(operation, rank, start, count_bytes)
-        if not 0 <= rank < self._world_size or row < 1:
+        if not 0 <= rank < self._world_size or rows.size < 1:
             raise ValueError(f"no rank {rank}, or empty rows")
         done = 0
         while done < count_bytes:
-            index, inside = divmod(first + done, row)
-            here = min(row - inside, count_bytes - done)
-            target = (ctypes.c_char * here).from_address(address + index * stride + inside)
+            index, inside = divmod(first + done, rows.size)
+            here = min(rows.size - inside, count_bytes - done)
+            target = (ctypes.c_char * here).from_address(rows.address + index * rows.stride + inside)
             memoryview(target).cast("B")[:] = source[done : done + here]
             done += here
 

@@ -18,7 +18,7 @@ from vnext.kernels.arrays import dtype_name, host_dtype
 from vnext.runtime.processes.thread_plan import ranks_spin_us
 from vnext.runtime.transport.collectives.errors import GaveUp, RankLost
 from vnext.runtime.transport.collectives.exchange_memory import Exchange
-from vnext.runtime.transport.collectives.exchange_plain import ADDED, ANY_KIND, NOBODY, is_before
+from vnext.runtime.transport.collectives.exchange_plain import ADDED, ANY_KIND, NOBODY, Rows, is_before
 
 if TYPE_CHECKING:
     import torch
@@ -124,18 +124,16 @@ class SharedGroup:
         self._ticks = self._ticks + 1 & _TICKS_MASK
         self._memory.tick(self._ticks)
         self._meet(kind, size_bytes)
+        row = Rows(address, size_bytes, size_bytes)
         for rank, (start, stop) in enumerate(shares):
             at, here_bytes = start * item_bytes, (stop - start) * item_bytes
-            self._take(rank, at, here_bytes, address, at, size_bytes, size_bytes)
+            self._memory.take(self._operation, rank, at, here_bytes, at, row)
 
     def _gather_piece(self, source: int, target: int, done: int, size_bytes: int, row_bytes: int) -> None:
         self._enter(ANY_KIND, source + done, size_bytes)
         for rank in range(self._world_size):
-            place = target + rank * row_bytes
-            self._take(rank, 0, size_bytes, place, done, row_bytes, row_bytes * self._world_size)
-
-    def _take(self, rank: int, start: int, size_bytes: int, address: int, first: int, row: int, stride: int) -> None:
-        self._memory.take(self._operation, rank, start, size_bytes, address, first, row, stride)
+            rows = Rows(target + rank * row_bytes, row_bytes, row_bytes * self._world_size)
+            self._memory.take(self._operation, rank, 0, size_bytes, done, rows)
 
     def _enter(self, kind: int, address: int, size_bytes: int) -> None:
         """Begin the next operation and wait until every rank has entered it."""
