@@ -228,7 +228,8 @@ class TaskMaker:
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
         sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
-        sampling = guided(sampling, params, tokens, self.tokens(params.negative_prompt) if params.negative_prompt else ())
+        if params.guidance_scale != 1.0:
+            sampling = guided(sampling, params, tokens, self.tokens(params.negative_prompt) if params.negative_prompt else ())
         return SubmitRequest(
             name=next(self.names),
             prompt=packed or pack_tokens(tokens),

@@ -188,8 +188,8 @@ def make_runner(app: web.Application) -> Runner:
 
 
 def _front(context: RouterContext) -> Front:
-    def count(_: web.Request, response: web.StreamResponse) -> None:
-        context.metrics.http.add(str(response.status))
+    def count(method: str, route: str, status: int) -> None:
+        context.metrics.http.add(str(status))
 
     return Front(
         context.settings.http, context.keys, bool(context.keys), logging.getLogger("vnext.routing"), count, OPEN,

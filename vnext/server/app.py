@@ -99,12 +99,7 @@ def _stored_at(settings: ServerSettings) -> Path | None:
 
 
 def _front(context: ServerContext) -> Front:
-    def count(request: web.Request, response: web.StreamResponse) -> None:
-        """By the route's path."""
-        resource = request.match_info.route.resource
-        context.metrics.http_request(request.method, "other" if resource is None else resource.canonical, response.status)
-
-    log = logging.getLogger("vnext.server")
+    log, count = logging.getLogger("vnext.server"), context.metrics.http_request
     open_paths = OPEN | welcome.PAGE_PATHS
     return Front(context.settings, context.keys, bool(context.keys), log, count, open_paths, OPERATORS)
 

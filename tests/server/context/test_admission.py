@@ -25,12 +25,12 @@ class Clock:
 def test_a_throughput_is_that_of_the_time_in_which_there_was_something() -> None:
     throughput, now_s = Throughput(), 1000.0
     assert throughput.per_second(now_s) == 0
-    throughput.begin(now_s)
+    throughput.seen_s = now_s
     for _ in range(40):
         now_s += 0.5
         throughput.ended(50, now_s)
     assert throughput.per_second(now_s) == pytest.approx(100, rel=0.03)
-    throughput.begin(now_s + 3600)  # idle until then
+    throughput.seen_s = now_s + 3600  # idle until then
     assert throughput.per_second(now_s + 3600) == pytest.approx(100, rel=0.03)
     assert throughput.per_second(now_s + 3600 + MEMORY_S) < 50  # nothing ends any more
 
@@ -58,13 +58,16 @@ def test_a_refusal_says_when_the_measured_throughput_has_made_room() -> None:
 
 def test_the_first_is_admitted_however_long_it_is() -> None:
     limiter = RequestLimiter(100, waiting_tokens_max=1000)
-    with limiter.prompts(5000, "a") as waiting:
-        with pytest.raises(Overloaded, match="5000 tokens of prompts are waiting and 1 more would pass the bound of 1000"):
-            limiter.prompts(1, "b").__enter__()
-        waiting.begun(4900)
-        with limiter.prompts(900, "b"), pytest.raises(Overloaded, match="100 .* 700 more would pass your bound of 750"):
-            limiter.prompts(700, "a").__enter__()
-        assert limiter.waiting_tokens == 100
+    waiting = limiter.prompts(5000, "a")
+    with pytest.raises(Overloaded, match="5000 tokens of prompts are waiting and 1 more would pass the bound of 1000"):
+        limiter.prompts(1, "b")
+    waiting.begun(4900)
+    other = limiter.prompts(900, "b")
+    with pytest.raises(Overloaded, match="100 .* 700 more would pass your bound of 750"):
+        limiter.prompts(700, "a")
+    other.end()
+    assert limiter.waiting_tokens == 100
+    waiting.end()
     assert limiter.waiting_tokens == 0
 
 

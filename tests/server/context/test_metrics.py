@@ -112,7 +112,7 @@ def test_the_parts_of_an_answer_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = metrics()
     watch = Stopwatch(reported, 0.0, 5)
     clock.now_s = 20.0
-    watch.waited(3.0)
+    watch.queue_s = 3.0
     watch.tokens(1)
     clock.now_s = 24.0
     watch.tokens(1)

@@ -306,9 +306,8 @@ def to_sampling(
 
 
 def guided(sampling: Sampling, params: UncheckedParams, prompt: Sequence[int], negative: Sequence[int]) -> Sampling:
-    """`sampling` with the guidance of `params`; `negative` are the tokens of its negative prompt, () for the prompt's last."""
-    if params.guidance_scale == 1.0:
-        return sampling
+    """`sampling` with the guidance of `params`, whose scale is not 1; `negative` are the tokens of its negative prompt, () for the
+    prompt's last."""
     guidance = Guidance(scale=float(params.guidance_scale), negative=pack_tokens([*(negative or prompt[-1:])]))
     return msgspec.structs.replace(sampling, guidance=guidance)
 

@@ -54,13 +54,16 @@ async def admitted(call: Call, prompts: Sequence[list[int]]) -> AsyncIterator[Wa
     Raises Overloaded, RequestTimedOut."""
     limit_s = call.context.settings.request_timeout_s
     left_s = call.started_s + limit_s - time.monotonic() if limit_s else None
-    with call.context.limiter.prompts(sum(map(len, prompts)), call.client) as waiting:
-        try:
-            async with asyncio.timeout(left_s):
-                yield waiting
-        except TimeoutError:
-            sentence = f"The answer was not complete within {limit_s:g} s, which is this server's --request-timeout"
-            raise RequestTimedOut(f"{sentence}: ask for fewer tokens, or later.") from None
+    waiting = call.context.limiter.prompts(sum(map(len, prompts)), call.client)
+    try:
+        async with asyncio.timeout(left_s):
+            yield waiting
+    except TimeoutError:
+        sentence = f"The answer was not complete within {limit_s:g} s, which is this server's --request-timeout"
+        raise RequestTimedOut(f"{sentence}: ask for fewer tokens, or later.") from None
+    finally:
+        if waiting is not None:
+            waiting.end()
 
 
 class Choice:
@@ -164,7 +167,8 @@ class Generation:
         call, context, params, prompt = self.call, self.call.context, self.call.params, self.prompts[place]
         usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
         sampling = to_sampling(params, 0, len(prompt), context.model_length, usual, call.constraint)
-        sampling = guided(sampling, params, prompt, call.negative)
+        if params.guidance_scale != 1.0:
+            sampling = guided(sampling, params, prompt, call.negative)
         if call.retention:
             kept = tuple((tokens, seconds) for tokens, seconds in call.retention if tokens)
             sampling = replace(sampling, retention=(*kept, *sampling.retention))
@@ -284,7 +288,7 @@ class Generation:
         choice.finished = delta.finish != ""
         choice.plain = choice.plain and not choice.finished
         if output.queue_seconds:
-            choice.stopwatch.waited(output.queue_seconds)
+            choice.stopwatch.queue_s = output.queue_seconds
         if delta.token_count > before:
             choice.stopwatch.tokens(delta.token_count - before)
         if choice.finished:

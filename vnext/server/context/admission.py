@@ -29,20 +29,17 @@ RETRY_MIN_S, RETRY_MAX_S = 1, 60
 
 
 class Throughput:
-    """A decayed mean: what ended t seconds ago counts e^(-t / MEMORY_S). Idle time does not count. Mutable."""
+    """A decayed mean: what ended t seconds ago counts e^(-t / MEMORY_S). Idle time does not count: who has some again, after there
+    was none, sets `seen_s`. Mutable."""
 
     def __init__(self) -> None:
-        self._amount = self._seconds = self._seen_s = 0.0
-
-    def begin(self, now_s: float) -> None:
-        """There is some again, after there was none."""
-        self._seen_s = now_s
+        self._amount = self._seconds = self.seen_s = 0.0
 
     def ended(self, amount: float, now_s: float) -> None:
         """So much has ended."""
         self._amount, self._seconds = self._until(now_s)
         self._amount += amount
-        self._seen_s = now_s
+        self.seen_s = now_s
 
     def per_second(self, now_s: float) -> float:
         """The rate at this moment, 0 if none has ended. A time in which nothing ends lowers it."""
@@ -50,7 +47,7 @@ class Throughput:
         return amount / seconds if seconds > 0 else 0.0
 
     def _until(self, now_s: float) -> tuple[float, float]:
-        passed = exp(-max(0.0, now_s - self._seen_s) / MEMORY_S)
+        passed = exp(-max(0.0, now_s - self.seen_s) / MEMORY_S)
         return self._amount * passed, self._seconds * passed + MEMORY_S * (1 - passed)
 
 
@@ -147,7 +144,7 @@ class Quota:
                 sentence = f"{words} and {amount} more would pass {whose}bound of {bound}: try again later."
                 raise Overloaded(sentence, self._retry_after_s(held + amount - bound, held))
         if not self.amount:
-            self._throughput.begin(self._clock())
+            self._throughput.seen_s = self._clock()
         self._held[client] = mine + amount
         self.amount += amount
 
@@ -258,20 +255,12 @@ class RequestLimiter:
             if self._quota.amount == 0:
                 self._empty.set()
 
-    @contextmanager
-    def prompts(self, tokens: int, client: str) -> Iterator[WaitingPrompts | None]:
-        """Reserve the tokens of a call's prompts; None where those that wait have no bound. Raises Overloaded."""
-        if self._tokens is None:
-            self.spend(tokens, client)
-            yield None
-            return
-        self._tokens.take(tokens, client)
+    def prompts(self, tokens: int, client: str) -> WaitingPrompts | None:
+        """Reserve the tokens of a call's prompts, until `end`; None where those that wait have no bound. Raises Overloaded."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, client)
         self.spend(tokens, client)
-        waiting = WaitingPrompts(self._tokens, client, tokens)
-        try:
-            yield waiting
-        finally:
-            waiting.end()
+        return None if self._tokens is None else WaitingPrompts(self._tokens, client, tokens)
 
     def spend(self, tokens: int, client: str) -> None:
         """Count tokens of a prompt or an answer towards the limits of the client's key."""

@@ -147,7 +147,7 @@ class ServerContext:
     def check_engine(self) -> None:
         """Raise EngineDead, or EngineStalled for an engine that does not answer at present: waiting requests keep waiting, but
         no new ones queue. An engine that recovers will answer soon, and they wait for that."""
-        if not self.client.recovering:
+        if self.client.trouble is not None and not self.client.recovering:
             self.check_health()
 
     def check_health(self) -> None:
@@ -170,8 +170,10 @@ class ServerContext:
         text of more than `count_max` tokens (0: far more than a request may have), without tokenizing where the length alone
         proves it, and Overloaded."""
         count_max = count_max or self.prompt_tokens_max
+        size_max = self.tokenizer.characters_per_token * count_max
         for text, param in zip(texts, params):
-            self._require_characters(len(text), count_max, what, param)
+            if len(text) > size_max:
+                raise self._too_long(len(text), what, param)
         encode = partial(self._encode, add_special_tokens=add_special_tokens, what=what, count_max=count_max)
         return await self.work.run(sum(map(len, texts)), client, partial(list, map(encode, texts, params)))
 
@@ -183,17 +185,17 @@ class ServerContext:
         count_max = self.prompt_tokens_max if asked is None else self.listed_tokens_max
         sizes = [len(one) + len(other) for one, other in pairs]
         for size, param in zip(sizes, params):
-            self._require_characters(size, count_max, "pair", param)
+            if size > self.tokenizer.characters_per_token * count_max:
+                raise self._too_long(size, "pair", param)
         encode = partial(pair_prompt, self.tokenizer, template, model_length=self.model_length, asked=asked)
         run = self.work.run if template is None else self.work.run_template
         return await run(sum(sizes), client, lambda: list(map(encode, pairs)))
 
-    def _require_characters(self, size: int, count_max: int, what: str, param: str) -> None:
-        """Raise InvalidRequest where so many characters prove more than `count_max` tokens."""
+    def _too_long(self, size: int, what: str, param: str) -> InvalidRequest:
+        """The error for a text whose characters prove too many tokens."""
         longest = self.tokenizer.characters_per_token
-        if size > longest * count_max:
-            asked = f"there are {size} characters in the {what}, and a token stands for at most {longest}"
-            raise context_exceeded(self.model_length, asked, what, param, size // longest)
+        asked = f"there are {size} characters in the {what}, and a token stands for at most {longest}"
+        return context_exceeded(self.model_length, asked, what, param, size // longest)
 
     async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
         """The text of each. Raises Overloaded."""

@@ -40,7 +40,7 @@ from vnext.server.context.identity import (
     identify,
 )
 from vnext.server.http.connections import CONNECTIONS
-from vnext.server.http.origins import check_origin, is_preflight, permit, preflight_answer
+from vnext.server.http.origins import check_origin, is_from_a_page, is_preflight, permit, preflight_answer
 from vnext.server.http.starts import Starts
 from vnext.server.settings import ServerSettings
 
@@ -60,15 +60,15 @@ OPERATORS = frozenset(
 
 
 class Front(msgspec.Struct, frozen=True):
-    """What stands before the views of an application. `count`: counts an answer. `open_paths` need no key; `operators` are for
-    admin keys. `own_check`: of paths that are not for keys; whether it has judged one.
+    """What stands before the views of an application. `count` gets an answer's method, route and status. `open_paths` need no key;
+    `operators` are for admin keys. `own_check`: of paths that are not for keys; whether it has judged one.
     `failures`: of errors that only this application has. `starts`: the line before the views."""
 
     settings: ServerSettings
     keys: ApiKeys
     has_keys: bool
     log: logging.Logger
-    count: Callable[[web.Request, web.StreamResponse], None]
+    count: Callable[[str, str, int], None]
     open_paths: frozenset[str] = OPEN
     operators: frozenset[str] = frozenset()
     own_check: Callable[[web.Request], bool] | None = None
@@ -86,7 +86,8 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     identify(request)
     with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):
         response = await handler(request)
-    front.count(request, response)
+    resource = request.match_info.route.resource
+    front.count(request.method, "other" if resource is None else resource.canonical, response.status)
     if front.log.isEnabledFor(logging.INFO):
         elapsed_ms = (time.monotonic() - started_s) * 1e3
         key = shown(request.get(KEY_CLIENT, ""))
@@ -99,10 +100,10 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def translate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn the errors of the checks and of all views into error responses."""
     front = request.app[FRONT]
+    path = request.path.removeprefix(front.settings.root_path)
     try:
         if request.method == "OPTIONS" and is_preflight(request):
             return preflight_answer(request, front.settings, front.has_keys)
-        path = _path(request, front)
         authorise(request, front, path)
         if path not in front.open_paths:
             await front.starts.turn(client_of(request))
@@ -111,14 +112,14 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         front.log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
-        api = api_of(_path(request, front), request.headers)
+        api = api_of(path, request.headers)
         return failure_at(request, front, error).response(api, request[REQUEST_ID])
 
 
 def failure_at(request: web.Request, front: Front, error: Exception) -> Failure:
     """An error as its client sees it; a fault of the server is logged, too."""
     if isinstance(error, web.HTTPNotFound):
-        return absent(_path(request, front))
+        return absent(request.path.removeprefix(front.settings.root_path))
     if (form := front.failures.get(type(error))) is not None:
         return form(error)
     if not isinstance(error, DOMAIN_ERRORS):
@@ -144,7 +145,7 @@ def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: floa
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Name the request in the head of its response, and let the page that asks read it, if it may."""
     front = request.app[FRONT]
-    path = _path(request, front)
+    path = request.path.removeprefix(front.settings.root_path)
     if REQUEST_ID not in request:
         identify(request)
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
@@ -155,10 +156,6 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         permit(request, response, front.settings, needs_key)
 
 
-def _path(request: web.Request, front: Front) -> str:
-    return request.path.removeprefix(front.settings.root_path)
-
-
 def authorise(request: web.Request, front: Front, path: str) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
     Raises KeyRejected, OriginRejected, RoutesClosed."""
@@ -167,7 +164,8 @@ def authorise(request: web.Request, front: Front, path: str) -> None:
     if front.own_check is not None and front.own_check(request):
         return
     if not front.has_keys:
-        check_origin(request, front.settings.allowed_origins)
+        if is_from_a_page(request):
+            check_origin(request, front.settings.allowed_origins)
         return
     client = front.keys.client_of(bearer(request), request.headers.get("X-Api-Key", ""))
     if client is None:

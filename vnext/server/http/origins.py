@@ -34,9 +34,7 @@ def allows(origin: str, allowed: Collection[str]) -> bool:
 
 
 def check_origin(request: web.Request, allowed: Collection[str]) -> None:
-    """Raise OriginRejected for a request that a browser sends for a page of another site."""
-    if not is_from_a_page(request):
-        return
+    """Raise OriginRejected where the page for which a browser sends a request is of another site."""
     origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "")
     named = origin if origin is not None else f"http://{request.host}" if site == "same-origin" else "null"
     if allows(named, allowed) or _is_own(named, request.host):
