@@ -1,11 +1,20 @@
-"""Experts by the keys of config.json that families share: those of DeepSeek V3, which others took over."""
+"""Experts by the keys of config.json that families share: those of Mixtral and DeepSeek V3, which others took over."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, number, positive, shown
 from vnext.models.config.model_config import Experts
 from vnext.models.errors import ModelError
+
+
+def mixtral_experts(raw: Json, *, marks: Literal["softmax", "sigmoid"] = "softmax") -> Experts:
+    """Experts in each layer, of which the shares sum to one. Raises ModelError."""
+    router = Router(positive(raw, "num_experts_per_tok"), True, marks=marks)
+    count, wide = positive(raw, "num_local_experts"), positive(raw, "intermediate_size")
+    return checked(Experts(count=count, intermediate_size=wide, router=router))
 
 
 def sigmoid_experts(raw: Json, dense_layers: tuple[int, ...] = ()) -> Experts:

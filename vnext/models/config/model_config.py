@@ -356,11 +356,13 @@ def parse_config(raw: Json, generation: Json) -> ModelConfig:
 
 
 def common_config(raw: Json, generation: Json, **own: Any) -> ModelConfig:
-    """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
+    """The configuration with the fields that most families spell alike; `own` fields of the family come first. `partial`: heads may
+    turn in part."""
     settings_of(raw)  # refuses what is not read
     head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
     head_dim = positive(raw, "head_dim", hidden_size // head_count)
-    rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)
+    turning, partial = own.pop("rope", None), own.pop("partial", False)
+    rope = turning or parse_rope(raw, scaling_of(raw), head_dim, partial=partial)
     longest = reach(rope, positive(raw, "max_position_embeddings", 2048))
     fields: Json = dict(
         architecture=raw["architectures"][0],

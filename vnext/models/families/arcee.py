@@ -9,9 +9,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from vnext.models.config.json_keys import Json, number, positive
+from vnext.models.config.json_keys import Json, number
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, own_attention, plain_mlp, rms_norm, shifted_layer_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import PlainMlp
@@ -46,9 +45,7 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     architecture = raw["architectures"][0]
-    usual = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
     if raw.get("rope_scaling"):
         raw = {"rope_parameters": None} | raw
     raw = DEFAULTS[architecture] | raw
@@ -59,13 +56,12 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         raw,
         generation,
         activation=activation(raw, "hidden_act", PLAIN_ACTIVATIONS),
-        rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=is_partial),
+        partial=is_partial,
     )
     return replace(found, form=DecoderForm(output_bias=found.attention_bias))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     is_apertus, names = config.architecture == APERTUS, Names()
     if is_apertus:
         names = Names(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vnext.models.config.json_keys import Json, number, positive, refuse
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
 from vnext.models.families.olmo2 import windows
-from vnext.models.layers.assembly import Source, attention, bare_layer_norm, gated_mlp
+from vnext.models.layers.assembly import Source, bare_layer_norm, llama_parts
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
@@ -28,7 +28,6 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     is_second = raw["architectures"][0] == "Cohere2ForCausalLM"
     raw = DEFAULTS | {"rope_theta": 10000.0 if is_second else 500000.0} | raw
     refuse(raw, "use_qk_norm", unless=(False,))
@@ -43,12 +42,6 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     bias = config.attention_bias
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (attention(source, prefix, qkv_bias=bias, output_bias=bias), gated_mlp(source, prefix)),
-        Names(mlp_norm=""),
-        bare_layer_norm,
-    )
+    parts = llama_parts(source, qkv_bias=bias, output_bias=bias)
+    return assemble_decoder(source, config, parts, Names(mlp_norm=""), bare_layer_norm)

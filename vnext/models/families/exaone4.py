@@ -8,9 +8,8 @@ from vnext.models.config.expert_keys import dense_kinds, sigmoid_experts
 from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import Experts, ModelConfig, common_config
 from vnext.models.families.olmo2 import NAMES, windows
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -54,17 +53,9 @@ def own_experts(raw: Json) -> Experts:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    experts = config.experts
-
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        if experts is None or index in experts.dense_layers:
-            return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", EXPERTS)
-
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (attention(source, prefix, head_norms=True), widening(prefix, index)),
-        Names() if experts else NAMES,
+        lambda prefix, index: (attention(source, prefix, head_norms=True), any_mlp(source, config, prefix, index, EXPERTS)),
+        Names() if config.experts else NAMES,
     )

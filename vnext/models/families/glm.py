@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, gated, linear, own_attention
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp
@@ -39,15 +38,10 @@ AFTER = Names(after_attention_norm="post_self_attn_layernorm", after_mlp_norm="p
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
-    raw = DEFAULTS | raw
-    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
-    return common_config(raw, generation, rope=rope, form=DecoderForm(turns_neighbours=True))
+    return common_config(DEFAULTS | raw, generation, partial=True, form=DecoderForm(turns_neighbours=True))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-
     def widening(prefix: str) -> GatedMlp:
         return GatedMlp(gated(source, prefix, "mlp.gate_up_proj"), linear(source, prefix, "mlp.down_proj"))
 

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, flag, number, positive
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention
@@ -40,22 +39,19 @@ NAMES = Names(root="gpt_neox.", embedding="embed_in", norm="final_layer_norm", h
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     turning = {"partial_rotary_factor": number(raw, "rotary_pct"), "rope_theta": number(raw, "rotary_emb_base")}
     heads = positive(raw, "num_attention_heads")
-    rope = parse_rope(turning | raw, scaling_of(raw), positive(raw, "hidden_size") // heads, partial=True)
     return common_config(
-        raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "num_key_value_heads": heads},
+        turning | raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "num_key_value_heads": heads},
         generation,
         activation=activation(raw, "hidden_act", PLAIN_ACTIVATIONS),
-        rope=rope,
+        partial=True,
         form=DecoderForm(is_parallel=flag(raw, "use_parallel_residual"), is_by_head=True),
     )
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     bias = config.attention_bias
     return assemble_decoder(
         source,

@@ -59,7 +59,6 @@ BAMBA_NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     if raw["architectures"][0] == BAMBA:
         return bamba_config(raw, generation)
     architecture, recurrent = raw["architectures"][0], None
@@ -128,13 +127,10 @@ def bamba_config(raw: Json, generation: Json) -> ModelConfig:
     attending = raw.get("attn_layer_indices")
     if not isinstance(attending, list) or not attending:
         raise ModelError(f"attn_layer_indices must list the layers that attend but is {shown(attending)}; correct config.json")
-    head_dim = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
-    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", head_dim), partial=True)
-    return common_config(raw, generation, rope=rope, recurrent=mamba_layers(raw, tuple(attending)))
+    return common_config(raw, generation, partial=True, recurrent=mamba_layers(raw, tuple(attending)))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     bias, architecture = config.attention_bias, config.architecture
     recurring = config.recurrent.layers if config.recurrent else ()
 

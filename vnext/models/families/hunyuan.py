@@ -9,9 +9,9 @@ from vnext.models.config.expert_keys import checked
 from vnext.models.config.json_keys import Defaults, Json, number, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, rms_norm, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, rms_norm
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, Mlp
+from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -32,7 +32,6 @@ NAMES = ExpertNames(router="gate.wg", shared="shared_mlp")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "use_qk_norm", unless=(True,))
     refuse(raw, "use_cla", unless=(False,))
@@ -64,8 +63,6 @@ def own_rope(raw: Json) -> Rope:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-
     def mixing(prefix: str) -> Attention:
         bias, here = config.attention_bias, prefix + "self_attn."
         plain = attention(source, prefix, qkv_bias=bias, output_bias=bias)
@@ -73,7 +70,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             q_norm=rms_norm(source, here + "query_layernorm"), k_norm=rms_norm(source, here + "key_layernorm")
         )
 
-    def widening(prefix: str) -> Mlp:
-        return sparse_mlp(source, config, prefix + "mlp.", NAMES) if config.experts else gated_mlp(source, prefix)
-
-    return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix), widening(prefix)))
+    return assemble_decoder(
+        source, config, lambda prefix, index: (mixing(prefix), any_mlp(source, config, prefix, index, NAMES))
+    )

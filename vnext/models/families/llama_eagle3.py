@@ -81,7 +81,6 @@ def aux_layers(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.head is not None
     layer = "midlayer." if "midlayer.hidden_norm.weight" in source else "layers.0."
     same = config.head.vocab_size == config.vocab_size and "d2t" not in source

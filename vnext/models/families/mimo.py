@@ -49,7 +49,6 @@ class MtpParams(NamedTuple):
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     return replace(qwen2.parse(raw, generation), mtp_layers=positive(raw, COUNT) if raw.get(COUNT) else 0)
 
 

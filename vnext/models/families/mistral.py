@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vnext.models.config.json_keys import Json, number, positive
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows, text_part
 from vnext.models.config.rope_config import scaling_of
-from vnext.models.layers.assembly import Source, attention, gated_mlp
+from vnext.models.layers.assembly import Source, llama_parts
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
@@ -61,6 +61,4 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         root=next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0]),
         head=next((name for name in HEADS if name in source), HEADS[0]),
     )
-    return assemble_decoder(
-        source, config, lambda prefix, index: (attention(source, prefix), gated_mlp(source, prefix)), names
-    )
+    return assemble_decoder(source, config, llama_parts(source), names)

@@ -12,9 +12,9 @@ from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
-from vnext.models.layers.assembly import Source, attention, gated_mlp, rms_norm, sparse_mlp, wide_norm
+from vnext.models.layers.assembly import Source, any_mlp, attention, rms_norm, wide_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
+from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -48,7 +48,6 @@ NAMES = Names(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     if raw["architectures"][0] == OLMOE:
         return _olmoe(OLMOE_DEFAULTS | raw, generation)
     if raw["architectures"][0] == FLEX:
@@ -87,22 +86,15 @@ def windows(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-
     def mixing(prefix: str) -> Attention:
         bias, here = config.attention_bias, prefix + "self_attn."
         plain = attention(source, prefix, qkv_bias=bias, output_bias=bias)
         return plain._replace(q_norm=wide_norm(source, here + "q_norm"), k_norm=wide_norm(source, here + "k_norm"))
 
-    def widening(prefix: str) -> GatedMlp | SparseMlp:
-        if config.experts is None:
-            return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.")
-
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (mixing(prefix), widening(prefix)),
+        lambda prefix, index: (mixing(prefix), any_mlp(source, config, prefix, index)),
         Names() if config.architecture == OLMOE else NAMES,
         rms_norm if config.architecture == OLMOE else wide_norm,
     )

@@ -27,7 +27,6 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     return common_config(raw, generation, windows=same_window(raw), rope=phi_rope(raw))
 
@@ -42,7 +41,6 @@ def phi_rope(raw: Json) -> Rope:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     return assemble_decoder(
         source,
         config,

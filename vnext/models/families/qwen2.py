@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5: biases of queries, keys and values; windows in upper layers if asked."""
+"""Qwen 2 and 2.5: biases of queries, keys and values; Qwen 3: a norm over each query and key head.
+
+Upper layers have windows if asked.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from types import MappingProxyType
 from vnext.models.config.expert_keys import first_layers
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
-from vnext.models.layers.assembly import Source, attention, gated_mlp
+from vnext.models.layers.assembly import Source, llama_parts
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
@@ -21,11 +24,12 @@ DEFAULTS = MappingProxyType(
         "max_window_layers": 28,
     }
 )
+THIRD = "Qwen3"
+"""Its architectures begin with this."""
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
-    raw = DEFAULTS | raw
+    raw = DEFAULTS | ({"head_dim": 128} if raw["architectures"][0].startswith(THIRD) else {}) | raw
     return common_config(raw, generation, windows=upper_windows(raw))
 
 
@@ -38,7 +42,7 @@ def upper_windows(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    return assemble_decoder(
-        source, config, lambda prefix, index: (attention(source, prefix, qkv_bias=True), gated_mlp(source, prefix))
-    )
+    bias = config.attention_bias
+    if config.architecture.startswith(THIRD):
+        return assemble_decoder(source, config, llama_parts(source, qkv_bias=bias, output_bias=bias, head_norms=True))
+    return assemble_decoder(source, config, llama_parts(source, qkv_bias=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.json_keys import Json, flag, number, refuse
 from vnext.models.config.model_config import (
     PLAIN_ACTIVATIONS,
     DecoderForm,
@@ -13,7 +13,6 @@ from vnext.models.config.model_config import (
     common_config,
     same_window,
 )
-from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, gated_mlp, layer_norm, own_attention, plain_mlp
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, PlainMlp
@@ -41,7 +40,6 @@ STABLELM_DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     return (_starcoder if raw["architectures"][0] == STARCODER else _stablelm)(raw, generation)
 
 
@@ -60,11 +58,10 @@ def _starcoder(raw: Json, generation: Json) -> ModelConfig:
 def _stablelm(raw: Json, generation: Json) -> ModelConfig:
     raw = STABLELM_DEFAULTS | raw
     refuse(raw, "qk_layernorm", unless=(False,))
-    head_dim = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
     return common_config(
         raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "attention_bias": flag(raw, "use_qkv_bias")},
         generation,
-        rope=parse_rope(raw, scaling_of(raw), head_dim, partial=True),
+        partial=True,
         form=DecoderForm(is_parallel=flag(raw, "use_parallel_residual")),
     )
 

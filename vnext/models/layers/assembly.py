@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -158,6 +159,29 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "m
     )
 
 
+Parts = Callable[[str, int], tuple[Attention, GatedMlp]]
+"""What `assemble_decoder` asks for, by a layer's prefix and number."""
+
+
+def llama_parts(
+    source: Source, *, qkv_bias: bool = False, output_bias: bool = False, head_norms: bool = False, mlp_bias: bool = False
+) -> Parts:
+    """`attention` and `gated_mlp` of each layer."""
+
+    def parts(prefix: str, index: int) -> tuple[Attention, GatedMlp]:
+        own = attention(source, prefix, qkv_bias=qkv_bias, output_bias=output_bias, head_norms=head_norms)
+        return own, gated_mlp(source, prefix, bias=mlp_bias)
+
+    return parts
+
+
+def own_parts(source: Source, config: ModelConfig) -> Parts:
+    """As `llama_parts`, with the biases that the configuration says."""
+    return llama_parts(
+        source, qkv_bias=config.attention_bias, output_bias=config.form.output_bias, mlp_bias=config.mlp_bias
+    )
+
+
 class ExpertNames(NamedTuple):
     """How a checkpoint names what its experts have: `gate_up` of each, one below the other, or up alone, and `down`; the router;
     its bias; and the shared MLP and its gate. "" for none."""
@@ -168,6 +192,10 @@ class ExpertNames(NamedTuple):
     bias: str = ""
     shared: str = ""
     shared_gate: str = ""
+
+
+MIXTRAL = ExpertNames(("w1", "w3"), "w2")
+MIXTRAL_PREFIX = "block_sparse_moe."
 
 
 def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertNames = ExpertNames()) -> SparseMlp:
@@ -190,3 +218,12 @@ def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertName
         shared_gate=source.packed((f"{here}{gate}.weight",), exact=True) if has_shared and gate else None,
         bias=source.wide(here + names.bias).reshape(-1) if names.bias else None,
     )
+
+
+def any_mlp(
+    source: Source, config: ModelConfig, prefix: str, index: int, names: ExpertNames = ExpertNames(), *, name: str = "mlp."
+) -> GatedMlp | SparseMlp:
+    """The experts of layer `index`, which is at `prefix`, or the gated MLP of one that has none."""
+    if config.experts is None or index in config.experts.dense_layers:
+        return gated_mlp(source, prefix, name=name)
+    return sparse_mlp(source, config, prefix + name, names)

@@ -135,6 +135,14 @@ EXPERT_AXES: LayoutTable = MappingProxyType(
     }
 )
 """The usual names of experts and their router."""
+MIXTRAL_AXES: LayoutTable = MappingProxyType(
+    {
+        **EXPERT_AXES,
+        **dict.fromkeys(("w1", "w3"), matrix(Axis.EXPERT_MLP, Axis.HIDDEN)),
+        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+    }
+)
+"""Those that Mixtral began."""
 _KEYS, _VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 MAMBA_AXES: LayoutTable = MappingProxyType(
     {

@@ -43,7 +43,6 @@ ROOT = "model."
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "hidden_activation", unless=("gelu",))
     every = positive(raw, "global_attn_every_n_layers")

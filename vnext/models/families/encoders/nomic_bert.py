@@ -53,7 +53,6 @@ def WEIGHT_AXES(config: ModelConfig) -> MappingProxyType[str, Layout]:  # noqa: 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | {ours: raw[theirs] for theirs, ours in KEYS.items() if raw.get(theirs) is not None} | raw
     refuse(raw, "hidden_act", unless=("silu", "swiglu"))
     for name in OTHERS:

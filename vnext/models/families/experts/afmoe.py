@@ -7,9 +7,9 @@ from types import MappingProxyType
 from vnext.models.config.expert_keys import first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, positive, refuse
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, sparse_mlp, wide_norm
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear, wide_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
+from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -38,7 +38,6 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "attention_bias", unless=(False,))
     count, interval = positive(raw, "num_hidden_layers"), positive(raw, "global_attn_every_n_layers")
@@ -63,10 +62,6 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    assert config.experts is not None
-    dense = config.experts.dense_layers
-
     def mixing(here: str) -> Attention:
         return Attention(
             qkv=linear(source, here, "q_proj", "gate_proj", "k_proj", "v_proj"),
@@ -75,9 +70,10 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             k_norm=wide_norm(source, here + "k_norm"),
         )
 
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", EXPERTS)
-
     return assemble_decoder(
-        source, config, lambda prefix, index: (mixing(prefix + "self_attn."), widening(prefix, index)), NAMES, wide_norm
+        source,
+        config,
+        lambda prefix, index: (mixing(prefix + "self_attn."), any_mlp(source, config, prefix, index, EXPERTS)),
+        NAMES,
+        wide_norm,
     )

@@ -8,10 +8,9 @@ from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.model_config import Experts, ModelConfig, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, rms_norm, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear, rms_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, Mlp
+from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -42,19 +41,12 @@ SECOND_USUAL = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     is_second = raw["architectures"][0] == SECOND
     raw = (SECOND_USUAL if is_second else USUAL) | raw
     for key in ("use_bias", "norm_head", "use_sliding_window"):
         refuse(raw, key, unless=(False,))
-    usual = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
-    return common_config(
-        raw,
-        generation,
-        rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=True),
-        experts=experts(raw, is_second),
-        attention_bias=flag(raw, "use_qkv_bias"),
-    )
+    bias = flag(raw, "use_qkv_bias")
+    return common_config(raw, generation, partial=True, experts=experts(raw, is_second), attention_bias=bias)
 
 
 def experts(raw: Json, is_second: bool) -> Experts:
@@ -84,9 +76,6 @@ def experts(raw: Json, is_second: bool) -> Experts:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    assert config.experts is not None
-    dense = config.experts.dense_layers
     names = ExpertNames(bias="gate.expert_bias" if config.architecture == SECOND else "", shared="shared_experts")
 
     def mixing(here: str) -> Attention:
@@ -95,12 +84,9 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         joined = linear(source, here, "query_key_value", bias=config.attention_bias)
         return Attention(joined, linear(source, here, "dense"), *own)
 
-    def widening(prefix: str, index: int) -> Mlp:
-        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", names)
-
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (mixing(prefix + "attention."), widening(prefix, index)),
+        lambda prefix, index: (mixing(prefix + "attention."), any_mlp(source, config, prefix, index, names)),
         Names(embedding="word_embeddings"),
     )

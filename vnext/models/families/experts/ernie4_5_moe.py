@@ -8,9 +8,8 @@ from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
 from vnext.models.config.json_keys import Json, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -34,7 +33,6 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "use_bias", unless=(False,))
     refuse(raw, "moe_norm_min", unless=(1e-12,))
@@ -59,11 +57,6 @@ def dense_layers(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    assert config.experts is not None
-    dense = config.experts.dense_layers
-
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", NAMES)
-
-    return assemble_decoder(source, config, lambda prefix, index: (attention(source, prefix), widening(prefix, index)))
+    return assemble_decoder(
+        source, config, lambda prefix, index: (attention(source, prefix), any_mlp(source, config, prefix, index, NAMES))
+    )

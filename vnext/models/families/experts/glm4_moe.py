@@ -12,7 +12,6 @@ from types import MappingProxyType
 from vnext.models.config.expert_keys import dense_kinds, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
-from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
@@ -61,20 +60,18 @@ HY_KEYS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     architecture = raw["architectures"][0]
     raw = DEFAULTS[architecture] | raw
     if architecture == SOLAR:
         raw = raw | {"intermediate_size": positive(raw, "moe_intermediate_size")}
     if architecture == HY:
         raw = raw | {key: raw[own] for key, own in HY_KEYS.items()}
-    is_dots, usual = architecture == DOTS, positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
     return common_config(
         raw,
         generation,
-        rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=True),
+        partial=True,
         experts=sigmoid_experts(raw, plain_layers(raw, architecture)),
-        windows=later_windows(raw) if is_dots else (),
+        windows=later_windows(raw) if architecture == DOTS else (),
         form=DecoderForm(output_bias=architecture in (DOTS, HY) and flag(raw, "attention_bias")),
     )
 
@@ -94,7 +91,6 @@ def later_windows(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.experts is not None
     dense, names = config.experts.dense_layers, HY_NAMES if config.architecture == HY else NAMES
 

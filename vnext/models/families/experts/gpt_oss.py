@@ -37,7 +37,6 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     refuse(raw, "hidden_act", unless=("silu",))
     refuse(raw, "swiglu_alpha", unless=(1.702,))
     refuse(raw, "swiglu_limit", unless=(7.0,))
@@ -60,7 +59,6 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     return assemble_decoder(
         source,
         config,

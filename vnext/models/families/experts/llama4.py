@@ -11,7 +11,7 @@ from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, text_part
 from vnext.models.config.rope_config import turned_layers
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, own_attention
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, Mlp
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
@@ -87,7 +87,6 @@ def experts(raw: Json) -> Experts | None:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters, wherever this checkpoint keeps its language part."""
-    dense = config.experts.dense_layers if config.experts else range(config.layer_numbers.stop)
     still = {config.layer_numbers[layer] for layer in config.still_layers}
     root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
 
@@ -99,9 +98,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         return plain._replace(q_norm=ones, k_norm=ones)
 
     def widening(prefix: str, index: int) -> Mlp:
-        if index in dense:
-            return gated_mlp(source, prefix, name="feed_forward.")
-        return sparse_mlp(source, config, prefix + "feed_forward.", NAMES)
+        return any_mlp(source, config, prefix, index, NAMES, name="feed_forward.")
 
     head = next((name for name in HEADS if name in source), HEADS[0])
     return assemble_decoder(

@@ -1,58 +1,57 @@
-"""Mixtral: Mistral's attention, experts in each layer."""
+"""Mixtral, with Mistral's attention; MiniMax M2, with GLM 4.5's router, norms over all heads, and heads that turn in part."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import mixtral_experts
 from vnext.models.config.json_keys import Json, positive
-from vnext.models.config.model_config import Experts, ModelConfig, common_config, same_window
-from vnext.models.layers.assembly import ExpertNames, Source, attention, sparse_mlp
+from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, same_window
+from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, LayoutTable
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-WEIGHT_AXES = MappingProxyType(
+MINIMAX = "MiniMaxM2ForCausalLM"
+USUAL = MappingProxyType(
     {
-        **LLAMA_AXES,
-        "gate": matrix(Axis.EXPERTS, Axis.HIDDEN),
-        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
-        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
     }
-)
-NAMES = ExpertNames(("w1", "w3"), "w2")
-DEFAULTS = MappingProxyType(
+)  # fmt: skip
+MINIMAX_USUAL = MappingProxyType(
     {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608, "rope_theta": 5e6,
+        "num_experts_per_tok": 8, "num_local_experts": 256, "bos_token_id": 200034, "eos_token_id": 200020,
     }
-)
+)  # fmt: skip
+
+
+def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
+    norms = {"q_norm": Layout((Axis.HEADS,)), "k_norm": Layout((Axis.KV_HEADS,))}
+    return {**LLAMA_AXES, **MIXTRAL_AXES, **norms}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
-    raw = DEFAULTS | raw
-    experts = Experts(
-        count=positive(raw, "num_local_experts"),
-        intermediate_size=positive(raw, "intermediate_size"),
-        router=Router(positive(raw, "num_experts_per_tok"), True),
-    )
-    return common_config(raw, generation, windows=same_window(raw), experts=experts)
+    is_minimax = raw["architectures"][0] == MINIMAX
+    raw = (MINIMAX_USUAL if is_minimax else USUAL) | raw
+    if not is_minimax:
+        return common_config(raw, generation, windows=same_window(raw), experts=mixtral_experts(raw))
+    if raw.get("rotary_dim") is not None:
+        raw = {"partial_rotary_factor": positive(raw, "rotary_dim") / positive(raw, "head_dim")} | raw
+    experts, form = mixtral_experts(raw, marks="sigmoid"), DecoderForm(head_norms="all")
+    return common_config(raw, generation, partial=True, experts=experts, form=form)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
+    is_minimax = config.architecture == MINIMAX
+    names = MIXTRAL._replace(bias="e_score_correction_bias" if is_minimax else "")
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (
-            attention(source, prefix),
-            sparse_mlp(source, config, prefix + "block_sparse_moe.", NAMES),
+            attention(source, prefix, head_norms=is_minimax),
+            sparse_mlp(source, config, prefix + MIXTRAL_PREFIX, names),
         ),
     )

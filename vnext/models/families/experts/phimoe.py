@@ -10,22 +10,13 @@ from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, same_window
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, layer_norm, own_attention, sparse_mlp
+from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, layer_norm, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        "gate": matrix(Axis.EXPERTS, Axis.HIDDEN),
-        "w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
-        "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-    }
-)
-NAMES = ExpertNames(("w1", "w3"), "w2")
+WEIGHT_AXES = MappingProxyType({**LLAMA_AXES, **MIXTRAL_AXES})
 BIAS = "lm_head.bias"
 DEFAULTS = MappingProxyType(
     {
@@ -37,7 +28,6 @@ DEFAULTS = MappingProxyType(
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "num_experts_per_tok", unless=(2,))
     experts = Experts(
@@ -60,13 +50,12 @@ def own_rope(raw: Json) -> Rope:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     params = assemble_decoder(
         source,
         config,
         lambda prefix, index: (
             own_attention(source, config, prefix),
-            sparse_mlp(source, config, prefix + "block_sparse_moe.", NAMES),
+            sparse_mlp(source, config, prefix + MIXTRAL_PREFIX, MIXTRAL),
         ),
         norm=layer_norm,
     )

@@ -9,9 +9,8 @@ from vnext.models.config.expert_keys import dense_kinds, dense_layers, first_lay
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
 from vnext.models.config.rope_config import two_ropes
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, own_attention
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -92,20 +91,12 @@ def every_other(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    assert config.experts is not None
-    dense, is_second = config.experts.dense_layers, config.architecture == QWEN2
-
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        if index in dense:
-            return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", NAMES)
-
+    has_norms = config.architecture != QWEN2
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (
-            own_attention(source, config, prefix, head_norms=not is_second),
-            widening(prefix, index),
+            own_attention(source, config, prefix, head_norms=has_norms),
+            any_mlp(source, config, prefix, index, NAMES),
         ),
     )

@@ -30,7 +30,6 @@ NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     for key in ("projectors_bias", "mlp_bias"):
         refuse(raw, key, unless=(False,))
@@ -63,8 +62,6 @@ def side_by_side(raw: Json) -> Recurrent:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-
     def mixing(prefix: str) -> SideBySide:
         attending = attention(source, prefix, qkv_bias=config.attention_bias, output_bias=config.attention_bias)
         return SideBySide(attending, assemble_mamba(source, config, prefix + "mamba."))

@@ -15,7 +15,7 @@ from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers import sharding
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, linear, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, linear
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, Linear, SparseMlp
 from vnext.models.layers.recurrent import Selective, logs_of_heads
@@ -45,7 +45,6 @@ NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
-    """The layouts."""
     own = config.recurrent
     assert own is not None
     values, rank, keys = Axis.STATE_VALUES, Sized(own.step_rank), Sized(own.key_dim)
@@ -67,7 +66,6 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
     refuse(raw, "mamba_proj_bias", unless=(False,))
     refuse(raw, "mamba_inner_layernorms", unless=(True,))
@@ -121,7 +119,6 @@ def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Sele
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.recurrent is not None
     recurring = config.recurrent.layers
 
@@ -129,8 +126,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         return assemble_selective(source, config, prefix + "mamba.") if index in recurring else attention(source, prefix)
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        if config.experts is None or index in config.experts.dense_layers:
-            return gated_mlp(source, prefix, name="feed_forward.")
-        return sparse_mlp(source, config, prefix + "feed_forward.", ExpertNames(router="router"))
+        return any_mlp(source, config, prefix, index, ExpertNames(router="router"), name="feed_forward.")
 
     return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix, index)), NAMES)

@@ -143,7 +143,6 @@ def assemble_key_delta(source: Source, prefix: str, output: str = "o_proj") -> K
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.recurrent is not None and config.experts is not None
     recurring, dense = config.recurrent.layers, config.experts.dense_layers
 

@@ -93,13 +93,11 @@ THIRD_NAMES = NAMES._replace(after_attention_norm="post_operator_norm", after_ml
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
-    """The layouts."""
     gates = Layout((Sized(config.head_count, is_split=True),), Axis.HIDDEN)
     return {**OWN_AXES, "self_attn.gate_proj": gates}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     has_experts = raw["architectures"][0] == EXPERTS
     is_third = raw["architectures"][0] == THIRD
     raw = DEFAULTS | (EXPERT_DEFAULTS if has_experts else THIRD_DEFAULTS if is_third else {}) | raw
@@ -175,7 +173,6 @@ def convolving_layers(raw: Json) -> tuple[int, ...]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     convolving = config.recurrent.layers if config.recurrent else ()
 
     def mixing(prefix: str, index: int) -> Mixing:

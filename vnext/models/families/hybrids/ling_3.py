@@ -15,10 +15,9 @@ from vnext.models.config.mamba_config import linear_layers, width_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.families.hybrids.kimi_linear import OTHER_KEYS, assemble_key_delta, key_delta_axes
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.latent import assemble_attention
-from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, latent_axes, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -37,7 +36,6 @@ DEFAULTS = MappingProxyType(
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
-    """The layouts."""
     latent = latent_axes(config)
     return {
         **latent,
@@ -50,7 +48,6 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     theirs = {ours: raw[key] for key, ours in OTHER_KEYS.items() if raw.get(key) is not None}
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None} | theirs
     refuse(raw, "q_lora_rank", unless=())
@@ -77,9 +74,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
-    assert config.recurrent is not None and config.experts is not None
-    recurring, dense = config.recurrent.layers, config.experts.dense_layers
+    assert config.recurrent is not None
+    recurring = config.recurrent.layers
 
     def mixing(prefix: str, index: int) -> Mixing:
         if index in recurring:
@@ -87,12 +83,9 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         plain = assemble_attention(source, config, prefix, HERE, OUTPUT)
         return plain._replace(gates=linear(source, prefix + HERE, "g_proj"))
 
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", EXPERTS)
-
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (mixing(prefix, index), widening(prefix, index)),
+        lambda prefix, index: (mixing(prefix, index), any_mlp(source, config, prefix, index, EXPERTS)),
         Names(embedding="word_embeddings"),
     )

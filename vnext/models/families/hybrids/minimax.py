@@ -9,23 +9,22 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vnext.kernels.calls import Router
-from vnext.models.config.expert_keys import checked
+from vnext.models.config.expert_keys import mixtral_experts
 from vnext.models.config.json_keys import Json, number, positive, refuse
 from vnext.models.config.mamba_config import linear_layers
-from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.families.experts.mixtral import DEFAULTS, NAMES, WEIGHT_AXES as MIXTRAL_AXES
-from vnext.models.layers.assembly import Source, attention, linear, sparse_mlp
+from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
+from vnext.models.families.experts.mixtral import USUAL
+from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, attention, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
 from vnext.models.layers.recurrent import Lightning
-from vnext.models.layers.sharding import Axis, Layout, matrix
+from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 VALUES = Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
+        **LLAMA_AXES,
         **MIXTRAL_AXES,
         "qkv_proj": matrix(Axis.THREE_HEADS, Axis.HIDDEN),
         "output_gate": matrix(VALUES, Axis.HIDDEN),
@@ -38,7 +37,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration, which its authors and transformers spell otherwise. Raises ModelError."""
-    raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    raw = raw | {key: value for key, value in USUAL.items() if raw.get(key) is None}
     refuse(raw, "postnorm", unless=(True,))
     refuse(raw, "shared_intermediate_size", unless=(0,))
     refuse(raw, "sliding_window", unless=())
@@ -50,16 +49,11 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if isinstance(theirs := raw.get("attn_type_list"), list):
         usual = [FULL if kind else LINEAR for kind in theirs]
     layers = linear_layers(raw, usual)
-    experts = Experts(
-        count=positive(raw, "num_local_experts"),
-        intermediate_size=positive(raw, "intermediate_size"),
-        router=Router(positive(raw, "num_experts_per_tok"), True),
-    )
     return common_config(
         raw,
         generation,
-        rope=parse_rope(raw, scaling_of(raw), head_dim, partial=True),
-        experts=checked(experts),
+        partial=True,
+        experts=mixtral_experts(raw),
         form=DecoderForm(shares=tuple(shares(raw, part) for part in ("full_attn", "linear_attn", "mlp"))),
         recurrent=Recurrent(
             layers=layers, width=1, key_heads=heads, key_dim=head_dim, value_heads=heads, value_dim=head_dim
@@ -92,7 +86,6 @@ def assemble_lightning(source: Source, prefix: str, slopes: np.ndarray) -> Light
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.recurrent is not None
     recurring = config.recurrent.layers
 
@@ -106,6 +99,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         config,
         lambda prefix, index: (
             mixing(prefix, index),
-            sparse_mlp(source, config, prefix + "block_sparse_moe.", NAMES),
+            sparse_mlp(source, config, prefix + MIXTRAL_PREFIX, MIXTRAL),
         ),
     )

@@ -79,7 +79,6 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
     for key in ("use_bias", "residual_in_fp32", "sliding_window"):
         refuse(raw, key, unless=(False,))
@@ -130,7 +129,6 @@ def layer_kinds(raw: Json) -> list[str]:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.recurrent is not None
     recurrent, bias = config.recurrent, config.attention_bias
 

@@ -46,7 +46,6 @@ EPS = 1e-5
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
     count, heads = positive(raw, "num_hidden_layers"), positive(raw, "num_attention_heads")
     usual = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(count)]
@@ -81,7 +80,6 @@ def assemble_net(source: Source, prefix: str) -> DeltaNet:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     assert config.recurrent is not None
     bias, nets = config.attention_bias, config.recurrent.layers
 

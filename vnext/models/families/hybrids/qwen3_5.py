@@ -12,10 +12,8 @@ from vnext.models.config.expert_keys import checked, dense_layers
 from vnext.models.config.json_keys import Json, flag, positive, refuse, required
 from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
-from vnext.models.config.rope_config import parse_rope, scaling_of
-from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, shifted_norm, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, shifted_norm
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_delta_net
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
@@ -84,10 +82,9 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if has_experts and not is_next:
         raw["intermediate_size"] = positive(raw, "moe_intermediate_size")
     refuse(raw, "attn_output_gate", unless=(True,))
-    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
     form = DecoderForm(is_gated=True)
     experts = shared_experts(raw, dense_layers(raw) if is_next else ()) if has_experts else None
-    return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form, experts=experts)
+    return common_config(raw, generation, partial=True, recurrent=delta_nets(raw), form=form, experts=experts)
 
 
 def shared_experts(raw: Json, dense: tuple[int, ...]) -> Experts:
@@ -130,12 +127,11 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
         return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
 
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        if config.experts is None or index in config.experts.dense_layers:
-            return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", NAMES)
-
     root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
     return assemble_decoder(
-        source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix, index)), Names(root=root), shifted_norm
+        source,
+        config,
+        lambda prefix, index: (mixing(prefix, index), any_mlp(source, config, prefix, index, NAMES)),
+        Names(root=root),
+        shifted_norm,
     )

@@ -1,6 +1,7 @@
-"""DeepSeek 2 to R1, Kimi K2, GLM-4.7-Flash, Mistral 4, Youtu: latent attention, experts.
+"""DeepSeek 2 to R1, Kimi K2, GLM-4.7-Flash, Mistral 4, Youtu, MiniCPM 3: latent attention, experts.
 
-DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu has none.
+DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu and MiniCPM 3,
+with multipliers, have none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, rms_norm, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, rms_norm
 from vnext.models.layers.batch import host_batch
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
@@ -37,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
-MISTRAL = "Mistral4ForCausalLM"
+MISTRAL, MINICPM = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM"
 COUNT = "num_nextn_predict_layers"
 GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
@@ -71,15 +72,21 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
             **SIZES, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "n_routed_experts": 128,
             "num_experts_per_tok": 4, "moe_intermediate_size": 2048, "norm_topk_prob": True, "max_position_embeddings": 1048576,
         },
+        MINICPM: {
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "kv_lora_rank": 256,
+            "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
         YOUTU: {**SIZES, "tie_word_embeddings": True, "max_position_embeddings": 131072},
     }
 )  # fmt: skip
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     architecture = raw["architectures"][0]
     raw = DEFAULTS.get(architecture, USUAL) | raw
+    if architecture == MINICPM:
+        return _minicpm(raw, generation)
     if architecture == MISTRAL and not scaling_of(raw):
         raw = raw | {"rope_parameters": dict(STRETCHED)}
     form = DecoderForm(
@@ -90,6 +97,18 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU) else raw.get(COUNT, int(architecture == THIRD))
     own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
     return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
+
+
+def _minicpm(raw: Json, generation: Json) -> ModelConfig:
+    if raw.get("v_head_dim") is None:
+        raw = raw | {"v_head_dim": positive(raw, "hidden_size") // positive(raw, "num_attention_heads")}
+    depth = positive(raw, "num_hidden_layers") ** 0.5
+    form = DecoderForm(
+        embedding_scale=number(raw, "scale_emb"),
+        residual_scale=1.0 if raw["scale_depth"] is None else number(raw, "scale_depth") / depth,
+        logits_scale=1.0 if raw["dim_model_base"] is None else positive(raw, "dim_model_base") / positive(raw, "hidden_size"),
+    )
+    return common_config(raw, generation, form=form, **latent_fields(raw))
 
 
 def experts_of(raw: Json, architecture: str) -> Experts | None:
@@ -136,17 +155,14 @@ class MtpParams(NamedTuple):
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index))
 
 
 def parts_of(source: Source, config: ModelConfig, prefix: str, index: int) -> tuple[LatentAttention, GatedMlp | SparseMlp]:
     """Attention and MLP of one layer."""
-    mixing = assemble_attention(source, config, prefix)
-    if config.experts is None or index in config.experts.dense_layers:
-        return mixing, gated_mlp(source, prefix)
-    bias = "gate.e_score_correction_bias" if config.experts.router.marks == "sigmoid" else ""
-    return mixing, sparse_mlp(source, config, prefix + "mlp.", ExpertNames(bias=bias, shared="shared_experts"))
+    by_sigmoid = config.experts is not None and config.experts.router.marks == "sigmoid"
+    names = ExpertNames(bias="gate.e_score_correction_bias" if by_sigmoid else "", shared="shared_experts")
+    return assemble_attention(source, config, prefix), any_mlp(source, config, prefix, index, names)
 
 
 def assemble_mtp(source: Source, config: ModelConfig) -> MtpParams:

@@ -11,8 +11,8 @@ from vnext.kernels.arrays import Array
 from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.config.tower_config import parse_whole
-from vnext.models.families import gemma3
-from vnext.models.families.gemma3 import assemble, forward, logits
+from vnext.models.families import gemma2
+from vnext.models.families.gemma2 import assemble, forward, logits
 from vnext.models.families.towers import siglip
 from vnext.models.families.towers.llava_onevision import PROJECTORS, TOWERS, present
 from vnext.models.families.towers.siglip import tower_config
@@ -36,24 +36,22 @@ class Projection(NamedTuple):
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     if (tower := config.tower) is None:
-        return gemma3.WEIGHT_AXES
+        return gemma2.WEIGHT_AXES
     hidden, width = Sized(tower.hidden_size), Sized(tower.width)
     own = {NORM: Layout((hidden,)), PRODUCT: Layout((width,), hidden, flipped=True)}
-    return {**gemma3.WEIGHT_AXES, **siglip.axes(tower), **own}
+    return {**gemma2.WEIGHT_AXES, **siglip.axes(tower), **own}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration of the language part, with that of the tower where there is one. Raises ModelError."""
-    config = gemma3.parse(raw, generation)
+    config = gemma2.parse(raw, generation)
     if not raw.get("vision_config"):
         return config
     return msgspec.structs.replace(config, tower=parse_whole(raw, config.hidden_size))
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     here = present(source, PROJECTORS, PRODUCT)
     projection = Projection(shifted_norm(source, here + NORM), source.packed((here + PRODUCT,)))
     return siglip.assemble(source, config, present(source, TOWERS, "embeddings.patch_embedding.weight"), projection, norms=True)

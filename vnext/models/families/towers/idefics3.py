@@ -12,7 +12,7 @@ from vnext.models.config.model_config import ModelConfig, common_config, text_pa
 from vnext.models.config.tower_config import parse_tower
 from vnext.models.families.towers import siglip
 from vnext.models.families.towers.siglip import tower_config
-from vnext.models.layers.assembly import Source, gated_mlp, own_attention
+from vnext.models.layers.assembly import Source, own_parts
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Layout, Sized
 from vnext.models.layers.tower import Passing, TowerParams, squares
@@ -26,7 +26,6 @@ ROOT, VISION, CONNECTOR = "model.text_model.", "model.vision_model.", "model.con
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     tower = config.tower
     assert tower is not None
     square = Sized(tower.hidden_size * tower.shuffle**2)
@@ -42,17 +41,10 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters of the language part."""
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (own_attention(source, config, prefix), gated_mlp(source, prefix, bias=config.mlp_bias)),
-        Names(root=ROOT),
-    )
+    return assemble_decoder(source, config, own_parts(source, config), Names(root=ROOT))
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     return siglip.assemble(source, config, VISION, source.packed((CONNECTOR + "proj.weight",)), norms=True)
 
 

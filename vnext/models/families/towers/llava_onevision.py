@@ -15,7 +15,7 @@ from vnext.models.config.tower_config import parse_anyres
 from vnext.models.families import qwen2
 from vnext.models.families.towers import siglip
 from vnext.models.families.towers.siglip import tower_config
-from vnext.models.layers.assembly import Source, attention, gated_mlp, linear
+from vnext.models.layers.assembly import Source, linear, llama_parts
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Linear
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Layout, Sized
@@ -42,7 +42,6 @@ class Projection(NamedTuple):
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     tower = config.tower
     assert tower is not None
     width = Sized(tower.width)
@@ -62,17 +61,11 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters of the language part."""
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (attention(source, prefix, qkv_bias=True), gated_mlp(source, prefix)),
-        Names(root=present(source, ROOTS, "norm.weight"), head=present(source, HEADS)),
-    )
+    names = Names(root=present(source, ROOTS, "norm.weight"), head=present(source, HEADS))
+    return assemble_decoder(source, config, llama_parts(source, qkv_bias=True), names)
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     here = present(source, PROJECTORS, "linear_1.weight")
     first, second = (linear(source, here, name, bias=True) for name in ("linear_1", "linear_2"))
     projection = Projection(first, second, source.fused((present(source, NEWLINES),)))

@@ -39,7 +39,6 @@ class Projection(NamedTuple):
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     if (tower := config.tower) is None:
         return LLAMA
     hidden, width = Sized(tower.hidden_size), Sized(tower.width)
@@ -66,7 +65,6 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     root, here = present(source, TOWERS, "patch_conv.weight"), present(source, PROJECTORS, "linear_1.weight")
 
     def layer(index: int) -> TowerLayer:

@@ -15,7 +15,7 @@ from vnext.models.config.tower_config import parse_grid
 from vnext.models.families import qwen2
 from vnext.models.families.towers.llava_onevision import present
 from vnext.models.families.towers.siglip import tower_config
-from vnext.models.layers.assembly import Source, attention, gated_mlp, linear, rms_norm
+from vnext.models.layers.assembly import Source, gated_mlp, linear, llama_parts, rms_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, Linear
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
@@ -39,7 +39,6 @@ class Projection(NamedTuple):
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     tower = config.tower
     assert tower is not None
     joined, heads = Sized(tower.hidden_size * tower.shuffle**2), Axis.HEADS
@@ -64,17 +63,11 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters of the language part."""
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (attention(source, prefix, qkv_bias=True), gated_mlp(source, prefix)),
-        Names(root=present(source, ROOTS, "norm.weight")),
-    )
+    names = Names(root=present(source, ROOTS, "norm.weight"))
+    return assemble_decoder(source, config, llama_parts(source, qkv_bias=True), names)
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     root = present(source, TOWERS, "patch_embed.proj.weight")
 
     def layer(index: int) -> TowerLayer:

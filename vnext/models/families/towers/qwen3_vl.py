@@ -1,4 +1,4 @@
-"""Qwen3-VL, also with experts: a tower whose states join several layers."""
+"""Qwen3-VL, also with experts: a tower whose states join several layers; Qwen 3.5 with the same tower."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig, text_part
 from vnext.models.config.rope_config import as_default, scaling_of, with_axes
 from vnext.models.config.tower_config import Tower, parse_deep_grid
-from vnext.models.families import qwen3
+from vnext.models.families import qwen2
 from vnext.models.families.experts import qwen3_moe
+from vnext.models.families.hybrids import qwen3_5
 from vnext.models.families.towers.llava_onevision import present
 from vnext.models.families.towers.qwen2_5_vl import ROOTS, TOWERS
 from vnext.models.families.towers.siglip import tower_config
-from vnext.models.layers.assembly import Source, attention, gated_mlp, layer_norm, linear, plain_mlp, sparse_mlp
+from vnext.models.layers.assembly import Source, any_mlp, attention, layer_norm, linear, plain_mlp
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, SparseMlp
 from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
 
+NEWER_TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
 EXPERTS = "Qwen3VLMoeForConditionalGeneration"
 DEFAULTS = MappingProxyType(
     {
@@ -46,9 +48,13 @@ class Merger(NamedTuple):
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
-    assert config.tower is not None
-    return {**LLAMA, **EXPERT_AXES, **tower_axes(config.tower)}
+    own = qwen3_5.WEIGHT_AXES if is_newer(config.architecture) else {**LLAMA, **EXPERT_AXES}
+    return {**own, **tower_axes(config.tower)} if config.tower else own
+
+
+def is_newer(architecture: str) -> bool:
+    """Whether it is one of Qwen 3.5."""
+    return architecture.startswith("Qwen3_5")
 
 
 def tower_axes(tower: Tower) -> Mapping[str, Layout]:
@@ -70,28 +76,39 @@ def tower_axes(tower: Tower) -> Mapping[str, Layout]:
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration of the language part, with that of the tower. Raises ModelError."""
+    """The configuration of the language part, with that of the tower where there is one. Raises ModelError."""
+    if is_newer(raw["architectures"][0]):
+        return _newer(raw, generation)
     text = as_default(text_part(raw))
     is_sparse = text["architectures"][0] == EXPERTS
-    config = qwen3_moe.parse(DEFAULTS | text, generation) if is_sparse else qwen3.parse(text, generation)
+    config = qwen3_moe.parse(DEFAULTS | text, generation) if is_sparse else qwen2.parse(text, generation)
     rope = with_axes(config.rope, {"mrope_section": [24, 20, 20], **scaling_of(text)}, config.head_dim // 2, takes_turns=True)
     return msgspec.structs.replace(config, rope=rope, tower=parse_deep_grid(raw, config.hidden_size, config.layer_count))
 
 
+def _newer(raw: Json, generation: Json) -> ModelConfig:
+    config = qwen3_5.parse(raw, generation)
+    if not raw.get("vision_config"):
+        return config
+    scaling = {"mrope_section": [11, 11, 10], **scaling_of(text_part(raw))}
+    rope = with_axes(config.rope, scaling, int(config.head_dim * config.rope.share) // 2, takes_turns=True)
+    tower = parse_deep_grid(NEWER_TOKENS | raw, config.hidden_size, 0, ())
+    return msgspec.structs.replace(config, rope=rope, tower=tower)
+
+
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters of the language part."""
-    bias, experts = config.attention_bias, config.experts
+    if is_newer(config.architecture):
+        return qwen3_5.assemble(source, config)
+    bias = config.attention_bias
 
     def parts(prefix: str, index: int) -> tuple[Attention, GatedMlp | SparseMlp]:
         own = attention(source, prefix, qkv_bias=bias, output_bias=bias, head_norms=True)
-        is_dense = experts is None or index in experts.dense_layers
-        return own, gated_mlp(source, prefix) if is_dense else sparse_mlp(source, config, prefix + "mlp.")
+        return own, any_mlp(source, config, prefix, index)
 
     return assemble_decoder(source, config, parts, Names(root=present(source, ROOTS, "norm.weight")))
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    """The parameters of the tower, by its configuration."""
     root, tower = present(source, TOWERS, "patch_embed.proj.weight"), config.tower
     assert tower is not None
 

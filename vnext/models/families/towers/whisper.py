@@ -40,7 +40,6 @@ DEFAULTS = MappingProxyType({"tie_word_embeddings": True, "activation_function":
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
-    """The layouts of both parts, each by its own configuration."""
     sound = config.sound
     assert sound is not None
     return {
