@@ -164,6 +164,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "Gemma3ForConditionalGeneration": {"vision_config": {"image_size": 896, "patch_size": 14}},
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["full_attention"] * 32},
 }
 """What a configuration must say that transformers assumes otherwise."""
