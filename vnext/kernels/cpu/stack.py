@@ -6,6 +6,7 @@ equal those of the separate calls in `vnext/models/layers/decoder.py`, which run
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,27 +33,47 @@ class Caches(NamedTuple):
     kind: Kind
 
 
-class Recurring(NamedTuple):
-    """A recurring layer between its products, as models/layers/recurrent.py has it, of this rank's channels and heads: gates around
-    a convolution with `value_heads` 0, a delta net with `beside`, else Mamba-2."""
+class Rule(IntEnum):
+    """What a recurring layer is, by the names of models/layers/recurrent.py."""
 
-    beside: PackedLinear | None
-    weight: Array
-    bias: Array | None
-    channels: int
-    width: int
+    SHORT_CONVOLUTION = 0
+    DELTA_NET = 1
+    MAMBA = 2
+    SELECTIVE = 3
+    LIGHTNING = 4
+    KEY_DELTA = 5
+
+
+class Recurring(NamedTuple):
+    """A recurring layer between its products, as models/layers/recurrent.py has it, of this rank's channels and heads.
+    `all_values`: those of all ranks. Of no `channels` it convolves nothing."""
+
+    rule: Rule
+    beside: PackedLinear | None = None
+    steps: PackedLinear | None = None
+    gates: PackedLinear | None = None
+    weight: Array | None = None
+    bias: Array | None = None
+    channels: int = 0
+    width: int = 0
     decay_logs: Array | None = None
     step_bias: Array | None = None
     norm: Array | None = None
     skips: Array | None = None
+    step_norm: Array | None = None
+    key_norm: Array | None = None
+    query_norm: Array | None = None
     key_heads: int = 0
     key_dim: int = 0
     value_heads: int = 0
     value_dim: int = 0
+    all_values: int = 0
     eps: float = 0.0
     strength_scale: float = 1.0
+    bound: float = 0.0
 
 
+agree_on({rule.name: rule for rule in Rule})
 agree_on_struct("Recurring", Recurring._fields)
 
 
@@ -68,7 +89,8 @@ agree_on({"GATES_APART": GATES_APART, "GATE_A_HEAD": GATE_A_HEAD})
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of
-    layers it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product
+    layers it is. `mixed_scale` and `widened_scale` multiply what attention and MLP add, with `adds_to_normed` to their own
+    normed input, times `kept_mixed` and `kept_widened`. With `experts`, which `router` chooses by the product
     with `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it, or
     with GATES_APART all gates stand behind all queries, with GATE_A_HEAD one number for each. A layer that is `recurring` has its
     first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is that of a `gate_up` without a
@@ -92,7 +114,8 @@ class StackLayer(NamedTuple):
     turns: int
     turns_neighbours: bool
     group: int
-    residual_scale: float
+    mixed_scale: float
+    widened_scale: float
     scores: PackedLinear | None = None
     router: Described | None = None
     experts: Described | None = None
@@ -126,10 +149,13 @@ class StackLayer(NamedTuple):
     own_norm: Array | None = None
     own_at: int = 0
     stream_scale: Array | None = None
+    adds_to_normed: bool = False
+    kept_mixed: float = 1.0
+    kept_widened: float = 1.0
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
-agree_on_struct("Latent", ("query", "query_norm", "norm", "keys", "values", "heads", "rank", "turning", "plain", "eps"))
+agree_on_struct("Latent", ("query", "query_norm", "norm", "keys", "values", "heads", "rank", "turning", "plain", "eps", "gates"))
 
 
 class Stack(NamedTuple):
@@ -174,13 +200,14 @@ def describe_latent(
     values: PackedExperts,
     turning: int,
     eps: float,
+    gates: PackedLinear | None,
 ) -> Described:
     """Latent attention as in models/layers/latent.py. `norms`: of queries and of rows, of which `turning` numbers turn."""
     places = [np.array([each.linear.address for each in packed.weights], dtype=np.int64) for packed in (keys, values)]
     heads, rank, plain = keys.shape
     starts = (query.address if query else 0, *map(address_or_0, norms), *(each.ctypes.data for each in places))
-    table = np.array([*starts, heads, rank, turning, plain, int(np.float64(eps).view(np.int64))], dtype=np.int64)
-    return Described(table, (query, norms, keys, values, places))
+    numbers = heads, rank, turning, plain, int(np.float64(eps).view(np.int64)), gates.address if gates else 0
+    return Described(np.array([*starts, *numbers], dtype=np.int64), (query, norms, keys, values, places, gates))
 
 
 def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int = 0) -> Stack:

@@ -57,6 +57,9 @@ class Source(Protocol):
     def scalar(self, name: str) -> Array:
         """A tensor of one number and no axes, float32 [1]."""
 
+    def share(self, whole: Array) -> Array:
+        """This rank's of equal parts of what all ranks have, along its one axis."""
+
     def place(self, array: np.ndarray) -> Array:
         """A computed array: as it is on the host, where angles are made of it, else a tensor on the device."""
 

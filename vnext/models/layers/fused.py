@@ -18,18 +18,33 @@ from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.experts import Described, describe_experts, describe_router
 from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
-from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
+from vnext.kernels.cpu.stack import Caches, Rule, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder_params import Alone, LayerParams, SideBySide
+from vnext.models.layers.decoder_params import Alone, LayerParams, Mixing, SideBySide
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, ReadingAttention, SparseMlp, Step
-from vnext.models.layers.recurrent import DeltaNet, KeyDelta, Lightning, Mamba, Recurring, Selective, ShortConvolution
+from vnext.models.layers.recurrent import (
+    LIGHTNING_EPS,
+    DeltaNet,
+    KeyDelta,
+    Lightning,
+    Mamba,
+    Recurring,
+    Selective,
+    ShortConvolution,
+)
 
 if TYPE_CHECKING:
     import torch
+
+RULES = {
+    DeltaNet: Rule.DELTA_NET, Mamba: Rule.MAMBA, Selective: Rule.SELECTIVE, Lightning: Rule.LIGHTNING, KeyDelta: Rule.KEY_DELTA,
+}  # fmt: skip
+ARRAYS = ("weight", "bias", "decay_logs", "step_bias", "norm", "skips")
+"""Of recurrent layers, as they and the kernels call them."""
 
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
@@ -38,8 +53,6 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
         return None
     if config.recurrent is not None and config.recurrent.beside is not None:
         return None
-    if any(isinstance(layer.attention, (Selective, Lightning, KeyDelta)) for layer in layers):
-        return None
     if config.experts is not None and config.experts.router.marks == "mixer":
         return None
     if any(layer.attention is None or layer.mlp is None for layer in layers):
@@ -47,9 +60,10 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     windows, groups = config.windows or (0,) * len(layers), dict(zip(config.attending_layers, kv_groups(config).group_of))
-    described = tuple(_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))
-    first = layers[0].attention
-    latent_heads = len(first.keys.weights) if isinstance(first, LatentAttention) else 0
+    plain = (_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))
+    described = tuple(_with_shares(each, layer, config.form) for each, layer in zip(plain, layers))
+    attending = next((layer.attention for layer in layers if isinstance(layer.attention, LatentAttention)), None)
+    latent_heads = len(attending.keys.weights) if attending else 0
     stack = kernel.describe(described, _norms_of(described[0])[0].dtype, latent_heads)
     return stack if all(_is_alike(layer, stack) for layer in described) else None
 
@@ -106,11 +120,17 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Arra
 
 
 def _with_pools(stack: Stack, places: np.ndarray, pools: Sequence[tuple[Array, ...]]) -> np.ndarray:
-    """Of each layer two addresses, those of its pools, the second 0 where it has one, among those of attending layers."""
+    """Of each layer two addresses, those of its pools among those of attending layers."""
     assert all(is_dense(part) for parts in pools for part in parts)
     attending, own = iter(places.reshape(-1, 2).tolist()), iter(pools)
-    found = [[*map(address, next(own)), 0][:2] if layer.recurring else next(attending) for layer in stack.layers]
+    found = [_pools_of(next(own)) if layer.recurring else next(attending) for layer in stack.layers]
     return np.array(found, dtype=np.int64).reshape(-1)
+
+
+def _pools_of(parts: tuple[Array, ...]) -> list[int]:
+    """The addresses of a recurring layer's inputs and states, 0 where it has none."""
+    found = [*map(address, parts)]
+    return [0, *found] if parts[0].ndim == 4 else [*found, 0][:2]
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
@@ -128,8 +148,7 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
         narrow = layer.added.narrow
         if not _is_plain(narrow.gate) or not _is_plain(narrow.projection):
             return False
-    beside: tuple[Linear, ...] = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
-    beside += (layer.attention.query,) if isinstance(layer.attention, LatentAttention) and layer.attention.query else ()
+    beside = _beside_of(layer.attention)
     if not all(isinstance(each.weight, Packed) for each in (*mixing, *beside, *wide)):
         return False
     if isinstance(layer.attention, LatentAttention) and not _has_heads(layer.attention):
@@ -137,6 +156,20 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     plain, may_gate = (*mixing, *beside, *wide[1:]), wide and wide[0].bias is None and not isinstance(layer.mlp, PlainMlp)
     gates = ("", activation) if may_gate else ("",)
     return all(not each.weight.linear.gate for each in plain) and all(each.weight.linear.gate in gates for each in wide[:1])
+
+
+def _beside_of(attention: Mixing | None) -> tuple[Linear, ...]:
+    """The products of a layer's mixing but the first and the last one."""
+    found: tuple[Linear | None, ...] = ()
+    if isinstance(attention, LatentAttention):
+        found = attention.query, attention.gates
+    elif isinstance(attention, KeyDelta):
+        found = attention.beside, attention.steps, attention.gates
+    elif isinstance(attention, Selective):
+        found = attention.beside, attention.steps
+    elif isinstance(attention, DeltaNet):
+        found = (attention.beside,)
+    return tuple(each for each in found if each is not None)
 
 
 def _is_plain(layer: Linear) -> bool:
@@ -174,7 +207,7 @@ def _has_heads(attention: LatentAttention) -> bool:
     norms = [norm for norm in (attention.query_norm, attention.norm) if norm is not None]
     kinds = [KINDS[norm.dtype] is KINDS[attention.inner.weight.linear.dtype] for norm in norms]
     packs = [isinstance(each, PackedExperts) for each in (attention.keys, attention.values)]
-    plain = attention.gates is None and (attention.query is None or attention.query.bias is None)
+    plain = all(each is None or each.bias is None for each in (attention.query, attention.gates))
     return plain and all((*kinds, *packs, *map(is_dense, norms)))
 
 
@@ -233,7 +266,7 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         turns=_turns(at, window, config),
         turns_neighbours=form.turns_neighbours,
         group=group,
-        residual_scale=form.residual_scale,
+        mixed_scale=form.residual_scale,
         is_gated=_gates(form) if own else 0,
         recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
         latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
@@ -251,6 +284,15 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         **_widening(layer, config),
         **_beside_and_added(layer, at),
     )
+
+
+def _with_shares(described: StackLayer, layer: LayerParams, form: DecoderForm) -> StackLayer:
+    """The same, if its form has parts that add to their normed input."""
+    if not form.shares:
+        return described
+    (kept, mixed), (kept_widened, widened) = form.shares[isinstance(layer.attention, Recurring)], form.shares[2]
+    scales = described._replace(mixed_scale=mixed, widened_scale=widened)
+    return scales._replace(adds_to_normed=True, kept_mixed=kept, kept_widened=kept_widened)
 
 
 def _gates(form: DecoderForm) -> int:
@@ -277,6 +319,7 @@ def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
         found["activation"] = 0 if up.weight.linear.gate else ACTIVATIONS[config.activation]
     if isinstance(mlp, PlainMlp) and mlp.slopes:
         found["above"], found["below"] = mlp.slopes
+    found["widened_scale"] = config.form.residual_scale
     if experts is not None:
         assert config.experts is not None
         found["scores"], found["shared_gate"] = experts.router.linear, experts.shared_gate and experts.shared_gate.linear
@@ -303,33 +346,34 @@ def _beside_and_added(layer: LayerParams, at: int) -> dict[str, Any]:
 def _latent(attention: LatentAttention, config: ModelConfig) -> Described:
     assert config.latent is not None
     query, norms = attention.query and attention.query.weight.linear, (attention.query_norm, attention.norm)
-    return kernel.describe_latent(query, norms, attention.keys, attention.values, config.latent.turning, EPS)
+    gates = attention.gates and attention.gates.weight.linear
+    return kernel.describe_latent(query, norms, attention.keys, attention.values, config.latent.turning, EPS, gates)
 
 
 def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
     """What stands between the products of a recurrent layer."""
-    assert isinstance(layer, (ShortConvolution, DeltaNet, Mamba))
-    channels, width = layer.weight.shape
+    own: dict[str, Any] = {name: getattr(layer, name, None) for name in ARRAYS}
+    if not isinstance(layer, Lightning):
+        own["channels"], own["width"] = layer.weight.shape
     if isinstance(layer, ShortConvolution):
-        return kernel.Recurring(None, layer.weight, layer.bias, channels, width)
+        return kernel.Recurring(Rule.SHORT_CONVOLUTION, **own)
+    if isinstance(layer, Selective):
+        own |= zip(("step_norm", "key_norm", "query_norm"), layer.norms)
+    products: dict[str, Linear | None] = {name: getattr(layer, name, None) for name in ("beside", "steps", "gates")}
+    own |= {name: each and each.weight.linear for name, each in products.items()}
     sizes, heads = config.recurrent, len(layer.decay_logs)
     assert sizes is not None
     return kernel.Recurring(
-        beside=layer.beside.weight.linear if isinstance(layer, DeltaNet) else None,
-        weight=layer.weight,
-        bias=layer.bias if isinstance(layer, Mamba) else None,
-        channels=channels,
-        width=width,
-        decay_logs=layer.decay_logs,
-        step_bias=layer.step_bias,
-        norm=layer.norm,
-        skips=layer.skips if isinstance(layer, Mamba) else None,
-        key_heads=heads * sizes.key_heads // sizes.value_heads,
+        RULES[type(layer)],
+        **own,
+        key_heads=heads * sizes.key_heads // sizes.value_heads or 1,
         key_dim=sizes.key_dim,
         value_heads=heads,
         value_dim=sizes.value_dim,
-        eps=sizes.norm_eps or config.rms_norm_eps,
+        all_values=sizes.values,
+        eps=LIGHTNING_EPS if isinstance(layer, Lightning) else sizes.norm_eps or config.rms_norm_eps,
         strength_scale=sizes.strength_scale,
+        bound=sizes.bound,
     )
 
 

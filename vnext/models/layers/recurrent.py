@@ -90,7 +90,7 @@ class Selective(NamedTuple):
 
 class Lightning(NamedTuple):
     """Lightning attention. `inner` is column-parallel: query, key and value of each head, and behind them all gates. decay_logs
-    float32 [H] of all ranks; norm [H * V], of all heads together. `output` is row-parallel."""
+    float32 [H]; norm [H * V], of all heads together. `output` is row-parallel."""
 
     inner: Linear
     decay_logs: Array
@@ -102,7 +102,7 @@ class KeyDelta(NamedTuple):
     """Kimi Delta Attention. `inner` is column-parallel: queries, keys, values; weight [channels, W] of the convolution. `beside`
     makes what steps and what gates are made of, whole on each rank, and this rank's strengths; with `steps` and `gates`, which are
     column-parallel, it is never quantised. Where the two are None it makes steps and strengths, and `inner` gates too. decay_logs
-    float32 [H] of all ranks, step_bias float32 [H * K], norm float32 [V]. `output` is row-parallel."""
+    float32 [H], step_bias float32 [H * K], norm float32 [V]. `output` is row-parallel."""
 
     inner: Linear
     weight: Array
@@ -310,7 +310,7 @@ def key_delta(layer: KeyDelta, pools: tuple[Array, ...], x: torch.Tensor, step: 
         steps=given,
         strengths=strengths,
         gates=gates,
-        decay_logs=own_logs(layer, step),
+        decay_logs=layer.decay_logs,
         step_bias=layer.step_bias,
         norm=layer.norm,
         skips=None,
@@ -324,12 +324,6 @@ def key_delta(layer: KeyDelta, pools: tuple[Array, ...], x: torch.Tensor, step: 
     return row(chosen.recur(mixed, call), layer.output, step)
 
 
-def own_logs(layer: KeyDelta | Lightning, step: Step) -> torch.Tensor:
-    """The decay_logs of this rank's heads."""
-    logs: torch.Tensor = as_tensor(layer.decay_logs)
-    return logs.chunk(step.parallel.world_size)[step.parallel.rank]
-
-
 def lightning(layer: Lightning, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
     """x [T, hidden] through lightning attention."""
     chosen, (states,), sizes = step.operations, pools, step.config.recurrent
@@ -340,7 +334,7 @@ def lightning(layer: Lightning, pools: tuple[Array, ...], x: torch.Tensor, step:
         steps=None,
         strengths=None,
         gates=None,
-        decay_logs=own_logs(layer, step),
+        decay_logs=as_tensor(layer.decay_logs),
         step_bias=None,
         norm=None,
         skips=None,

@@ -68,6 +68,8 @@ class Recording:
     def place(self, array: np.ndarray) -> np.ndarray:
         return array
 
+    share = place
+
 
 class _Products(Recording):
     """`products`: what the family multiplies by; `exact`: those of them that stay exact."""

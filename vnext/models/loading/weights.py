@@ -253,8 +253,10 @@ class Loader:
         self._require(name, ())
         return self._kept.take(self._place.integers(self._checkpoint.values(name).astype(np.float32).reshape(1)))
 
+    def share(self, whole: Array) -> Array:
+        return whole.reshape(self._parallel.world_size, -1)[self._parallel.rank]
+
     def place(self, array: np.ndarray) -> Array:
-        """A computed array: as it is on the host, else a tensor on the device."""
         return self._place.take(array)
 
     def finish(self) -> None:

@@ -169,13 +169,15 @@ struct StateRows {
 };
 
 /* x [tokens, channels], `gated` [tokens, 3 * channels]: gates before, gates behind, inputs; weight [channels][width]; pool
-   [pages][width - 1][channels], the oldest input first; result [tokens, channels]; all of one kind. */
+   [pages][width - 1][channels], the oldest input first; result [tokens, channels], whose rows are `result_stride` apart, 0 for
+   channels; all of one kind. */
 struct ConvolutionCall {
     const void *x, *weight, *bias;
     void *pool, *result;
     int64_t x_stride, channels, width, page_stride;
     int silu, gated;
     StateRows rows;
+    int64_t result_stride = 0;
 };
 
 /* Heads that keep a state [key_dim][value_dim] in float32. A row of x has queries, keys and values at these places, each head's one

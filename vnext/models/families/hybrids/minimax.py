@@ -79,7 +79,7 @@ def assemble_lightning(source: Source, prefix: str, slopes: np.ndarray) -> Light
     """The lightning attention at `prefix`, which ends with a dot. `slopes` float32 [H] are what decays fall by."""
     return Lightning(
         inner=linear(source, prefix, "qkv_proj", "output_gate"),
-        decay_logs=source.place(np.log(slopes)),
+        decay_logs=source.share(source.place(np.log(slopes))),
         norm=source.fused((prefix + "norm.weight",)),
         output=linear(source, prefix, "out_proj"),
     )

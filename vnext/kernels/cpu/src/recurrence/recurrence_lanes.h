@@ -37,13 +37,14 @@ inline void convolve_lanes(const ConvolutionCall &call, int64_t row, int64_t cha
         seen[i] = is_fresh ? all(0.0f) : load_part(pool + (i - 1) * channels, left);
     const Lanes bias = call.bias == nullptr ? all(0.0f) : load_part(static_cast<const T *>(call.bias) + channel, left);
     const T *x = static_cast<const T *>(call.x) + token * stride + channel;
-    T *result = static_cast<T *>(call.result) + token * channels + channel;
+    const int64_t result_stride = call.result_stride == 0 ? channels : call.result_stride;
+    T *result = static_cast<T *>(call.result) + token * result_stride + channel;
     const int32_t *trail = call.rows.trail == nullptr ? nullptr : call.rows.trail + token;
     const auto leave = [&](T *to) {
         for (int i = 1; i < W; ++i)
             store_part(to + (i - 1) * channels, seen[i], left);
     };
-    for (int64_t t = 0; t < count; ++t, x += stride, result += channels) {
+    for (int64_t t = 0; t < count; ++t, x += stride, result += result_stride) {
         for (int i = 0; i + 1 < W; ++i)
             seen[i] = seen[i + 1];
         seen[W - 1] = is_gated ? rounded(load_part(x, left) * load_part(x + 2 * channels, left), x) : load_part(x, left);

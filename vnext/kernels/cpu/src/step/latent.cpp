@@ -41,10 +41,16 @@ void place_latent(int kind, const Latent &latent, const LatentCall &call) {
     });
 }
 
-void latent_values(int kind, const Latent &latent, const void *seen, int64_t rows, void *result) {
+void latent_values(int kind, const Latent &latent, const void *seen, int64_t rows, const void *gates, void *result) {
     const int64_t width = latent.width(), value = latent.value();
     head_products(kind, {const_cast<void *>(seen), latent.heads * width, width}, rows, latent.values, latent.heads,
                   {result, latent.heads * value, value});
+    if (latent.gates == nullptr) return;
+    GateCall gating{gates, result, value, 1, NO_GATE};
+    gating.others = result;
+    gating.others_stride = value;
+    gating.is_one = true;
+    gate_and_mul(kind, rows * latent.heads, gating);
 }
 
 }  // namespace vnx

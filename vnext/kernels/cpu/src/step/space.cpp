@@ -23,7 +23,7 @@ int64_t query_width(const StackCall &call, const StackLayer &layer) { return cal
 bool has_gate_apart(const StackLayer &layer) { return layer.activation != NO_GATE && layer.gate_up->out != layer.down->in; }
 
 Sizes sizes_of(const StackCall &call) {
-    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, 0, 0, 0, 0};
+    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, 0, 0, 0, 0, call.hidden};
     for (int64_t i = 0; i < call.layer_count; ++i) {
         const StackLayer &layer = call.layers[i];
         const int64_t queries = query_width(call, layer);
@@ -36,11 +36,14 @@ Sizes sizes_of(const StackCall &call) {
         if (layer.latent != nullptr) {
             sizes.joined_width = std::max({sizes.joined_width, queries + layer.head_dim, layer.output->in});
             sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
-            if (layer.latent->query != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.latent->query->out);
+            const int64_t gates = layer.latent->gates == nullptr ? 0 : layer.latent->gates->out;
+            sizes.beside_width = std::max(sizes.beside_width, layer.latent->query_width() + gates);
         }
         if (layer.recurring == nullptr) continue;
-        sizes.inner_width = std::max({sizes.inner_width, layer.recurring->values(), layer.recurring->channels});
-        if (layer.recurring->beside != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.recurring->beside->out);
+        const Recurring &own = *layer.recurring;
+        sizes.inner_width = std::max({sizes.inner_width, own.values(), own.mixed()});
+        sizes.beside_width = std::max(sizes.beside_width, own.beside_width());
+        if (own.rule == SELECTIVE) sizes.sum_width = std::max(sizes.sum_width, own.beside->out);
     }
     return sizes;
 }
@@ -51,7 +54,7 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
                   inner = bytes(call.tokens, std::max(sizes.inner_width, call.hidden)),
                   picked_query = bytes(call.samples, sizes.inner_width), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr && !has_any(call, has_gate_apart) ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
-                  sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4),
+                  sums = call.sum == nullptr ? 0 : padded(call.tokens * sizes.sum_width * 4),
                   shared = has_any(call, has_experts) ? bytes(call.tokens, call.hidden) : 0,
                   beside = bytes(call.tokens, sizes.beside_width), picked_gates = bytes(call.samples, sizes.beside_width);
     char *memory = static_cast<char *>(

@@ -18,7 +18,7 @@ struct Space {
 
 /* `inner_width`: of what stands between a layer's products. */
 struct Sizes {
-    int64_t element, joined_width, wide_width, inner_width, beside_width;
+    int64_t element, joined_width, wide_width, inner_width, beside_width, sum_width;
 };
 
 int64_t padded(int64_t bytes); /* to whole pages */

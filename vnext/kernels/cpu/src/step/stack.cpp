@@ -76,10 +76,16 @@ struct Layer {
     /* What attention or MLP gives, by a weight whose inputs the ranks share. */
     void mix(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias, void *mixed) const {
         if (call.sum == nullptr) return multiply(product, x, rows, weight, bias, mixed);
-        linear(x, weight->in, rows, weight, nullptr, space.sums, call.hidden, FLOAT32);
-        (*call.sum)(space.sums, rows * call.hidden * 4, FLOAT32);
-        round_all(space.sums, rows * call.hidden, call.kind, mixed);
+        sum_ranks(x, weight->in, rows, weight, mixed);
         if (bias != nullptr) add_bias(call.kind, rows, call.hidden, bias, mixed);
+    }
+
+    /* The product of rows `stride` apart, of which each rank has some inputs. */
+    void sum_ranks(const void *x, int64_t stride, int64_t rows, const Packed *weight, void *result) const {
+        if (call.sum == nullptr) return linear(x, stride, rows, weight, nullptr, result, weight->out, call.kind);
+        linear(x, stride, rows, weight, nullptr, space.sums, weight->out, FLOAT32);
+        (*call.sum)(space.sums, rows * weight->out * 4, FLOAT32);
+        round_all(space.sums, rows * weight->out, call.kind, result);
     }
 
     /* What the MLP gives for the normed input. */
@@ -148,10 +154,16 @@ struct Layer {
     }
 
     /* Norm and scale what attention or MLP gave, in its place, where the layer does. */
-    void norm_mixed(int64_t rows, const void *weight) const {
+    void norm_mixed(int64_t rows, const void *weight, double scale) const {
         norm_in_place(rows, weight, space.query_or_mixed);
-        if (weights.residual_scale != 1)
-            scale_rows(call.kind, rows, call.hidden, float(weights.residual_scale), space.query_or_mixed);
+        if (scale != 1) scale_rows(call.kind, rows, call.hidden, float(scale), space.query_or_mixed);
+    }
+
+    /* The normed input, times `kept`, becomes the stream where the layer adds to that. */
+    void keep_normed(int64_t rows, double kept, void *residual) const {
+        if (!weights.adds_to_normed) return;
+        std::memcpy(residual, space.seen_or_normed, size_t(rows * call.hidden * sizes.element));
+        if (kept != 1) scale_rows(call.kind, rows, call.hidden, float(kept), residual);
     }
 
     /* Reads the normed input: queries, and the step's keys and values in the cache. */
@@ -212,10 +224,16 @@ struct Layer {
         if (weights.is_gated) part_gates(plan);
         if (weights.is_by_head) part_heads(plan);
         if (weights.latent == nullptr) return weights.qkv->out;
+        if (weights.latent->gates != nullptr)
+            linear(space.seen_or_normed, call.hidden, call.tokens, weights.latent->gates, nullptr, latent_gates(), weights.latent->gates->out,
+                   call.kind);
         place_latent(call.kind, *weights.latent,
                      {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide, call.query_factors});
         return queries_width() + weights.head_dim;
     }
+
+    /* Behind the queries that are made of others. */
+    void *latent_gates() const { return static_cast<char *>(space.beside) + call.tokens * weights.latent->query_width() * sizes.element; }
 
     void *values() const { return weights.latent == nullptr ? cache.values : cache.keys; }
 
@@ -261,10 +279,34 @@ struct Layer {
     void go_on() const {
         const Recurring &own = *weights.recurring;
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
-        if (own.beside != nullptr)
+        if (own.beside != nullptr && own.rule != SELECTIVE)
             linear(space.seen_or_normed, call.hidden, call.tokens, own.beside, nullptr, space.beside, own.beside->out, call.kind);
-        run_recurring({call.kind, own, call.tokens, space.joined_or_wide, weights.qkv->out, space.beside, space.query_or_mixed,
-                       space.seen_or_normed, cache.keys, cache.values, call.states});
+        const RecurringCall between{call.kind, own, call.tokens, space.joined_or_wide, weights.qkv->out, space.beside, space.query_or_mixed,
+                                    space.seen_or_normed, cache.keys, cache.values, call.states};
+        if (own.rule != LIGHTNING) run_convolution(between);
+        if (own.rule == SELECTIVE) sum_ranks(space.query_or_mixed, own.mixed(), call.tokens, own.beside, space.beside);
+        run_heads(between);
+        if (own.rule == LIGHTNING) norm_states(own);
+    }
+
+    /* What all heads of all ranks give, normed together, then gated. */
+    void norm_states(const Recurring &own) const {
+        std::vector<float> squares(size_t(call.tokens));
+        const int64_t width = own.values(), inner = weights.qkv->out;
+        const HeadsCall heads{space.seen_or_normed, width, own.value_heads, own.value_dim, squares.data(), 1, own.all_values, own.norm, false,
+                              float(own.eps)};
+        sum_squares(call.kind, call.tokens, heads);
+        if (call.sum != nullptr) (*call.sum)(squares.data(), call.tokens * 4, FLOAT32);
+        norm_heads(call.kind, call.tokens, heads);
+        gate_by(call.tokens, static_cast<char *>(space.joined_or_wide) + (inner - width) * sizes.element, inner, width);
+    }
+
+    /* What heads give, times the sigmoid of gates, `stride` apart. */
+    void gate_by(int64_t rows, const void *gates, int64_t stride, int64_t width) const {
+        GateCall gating{gates, space.seen_or_normed, width, stride, NO_GATE};
+        gating.others = space.seen_or_normed;
+        gating.others_stride = width;
+        gate_and_mul(call.kind, rows, gating);
     }
 
     /* Leaves what these queries see in the place of the normed input. */
@@ -282,11 +324,7 @@ struct Layer {
         attention.sinks = weights.sinks;
         attention.cache_kind = call.cache_kind;
         run_attention(call.kind, plan, attention);
-        if (!weights.is_gated) return;
-        GateCall gating{gates, space.seen_or_normed, queries_width(), queries_width(), NO_GATE};
-        gating.others = space.seen_or_normed;
-        gating.others_stride = queries_width();
-        gate_and_mul(call.kind, rows, gating);
+        if (weights.is_gated) gate_by(rows, gates, queries_width(), queries_width());
     }
 
     /* The layer's tokens, up to what its second product takes. */
@@ -312,12 +350,13 @@ struct Layer {
         if (weights.stream_scale != nullptr) scale_by(call.kind, rows, call.hidden, weights.stream_scale, residual);
     }
 
-    /* From what was seen to the next layer's normed input. `tokens`: of the rows, null for all. */
-    void finish(const void *seen, int64_t rows, const int64_t *tokens, void *residual, const Norm &next_norm, void *next) const {
-        if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, space.joined_or_wide);
+    /* From what was seen, and the gates of latent attention, to the next layer's normed input. `tokens`: of the rows, null for all. */
+    void finish(const void *seen, const void *gates, int64_t rows, const int64_t *tokens, void *residual, const Norm &next_norm,
+                void *next) const {
+        if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, gates, space.joined_or_wide);
         const void *given = weights.latent == nullptr ? seen : space.joined_or_wide;
         mix(OUTPUT, given, rows, weights.output, weights.output_bias, space.query_or_mixed);
-        norm_mixed(rows, weights.after_attention_norm);
+        norm_mixed(rows, weights.after_attention_norm, weights.mixed_scale);
         const Norm norm{weights.mlp_norm, weights.mlp_norm_bias};
         if (weights.is_parallel) {
             norm_rows(call, rows, residual, norm, space.seen_or_normed);
@@ -325,11 +364,12 @@ struct Layer {
         } else {
             add_and_norm(rows, space.query_or_mixed, residual, norm, space.seen_or_normed);
         }
+        keep_normed(rows, weights.kept_widened, residual);
         if (weights.experts == nullptr)
             widen(rows, space.query_or_mixed);
         else
             choose_experts(rows, residual);
-        norm_mixed(rows, weights.after_mlp_norm);
+        norm_mixed(rows, weights.after_mlp_norm, weights.widened_scale);
         if (weights.own_gate == nullptr && weights.stream_scale == nullptr)
             return add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
         add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
@@ -350,9 +390,11 @@ struct Layer {
         } else {
             pick(space.query_or_mixed, queries_width(), space.picked_query);
             if (weights.is_gated) pick(space.beside, queries_width(), space.picked_gates);
+            if (weights.latent != nullptr && weights.latent->gates != nullptr)
+                pick(latent_gates(), weights.latent->gates->out, space.picked_gates);
             attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query, space.picked_gates, call.samples);
         }
-        finish(seen, call.samples, call.sample_at, space.picked_residual, norm_before(call, call.layer_count), call.result);
+        finish(seen, space.picked_gates, call.samples, call.sample_at, space.picked_residual, norm_before(call, call.layer_count), call.result);
     }
 
     void pick(const void *rows, int64_t width, void *picked) const {
@@ -387,12 +429,13 @@ void run_stack(const StackCall &call) {
         const bool is_last = i + 1 == call.layer_count;
         const Traced traced(OP_LAYER, call.tokens, i);
         keep_input(call, i, sizes.element);
+        layer.keep_normed(call.tokens, layer.weights.kept_mixed, call.residual);
         if (is_last && !is_whole) {
             layer.finish_sampled();
             continue;
         }
         layer.mix_tokens();
-        layer.finish(space.seen_or_normed, call.tokens, nullptr, call.residual, norm_before(call, i + 1), space.seen_or_normed);
+        layer.finish(space.seen_or_normed, layer.weights.latent ? layer.latent_gates() : nullptr, call.tokens, nullptr, call.residual, norm_before(call, i + 1), space.seen_or_normed);
     }
     keep_input(call, call.layer_count, sizes.element);
     if (is_whole)

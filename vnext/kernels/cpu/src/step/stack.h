@@ -13,7 +13,8 @@
 namespace vnx {
 
 /* One layer's weights, described once at loading. Biases may be null, and so may norms. Those after attention and MLP are of what
-   these give, which is then multiplied by `residual_scale`, before it is added. `window` 0 is none. `turns`: by which of StackCall's
+   these give, which is then multiplied by `mixed_scale` or `widened_scale`, before it is added; with
+   `adds_to_normed` to the normed input of attention or MLP, times `kept_mixed` or `kept_widened`, and not to the stream. `window` 0 is none. `turns`: by which of StackCall's
    angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
    half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
    `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. `is_gated`: each query
@@ -35,7 +36,7 @@ namespace vnx {
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
     X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
-    X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)     \
+    X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, mixed_scale) X(double, widened_scale)     \
     X(const Packed *, scores) X(const Router *, router) X(const Experts *, experts)                                \
     X(int64_t, is_gated) X(const Recurring *, recurring) X(const Latent *, latent)                                 \
     X(const float *, attention_norm_bias) X(const float *, mlp_norm_bias) X(const void *, gate_up_bias)            \
@@ -45,7 +46,7 @@ namespace vnx {
     X(int64_t, head_dim) X(int64_t, reads) X(const void *, value_norm) X(const void *, router_norm)                 \
     X(const void *, experts_norm) X(const void *, after_experts_norm) X(const void *, after_shared_norm)            \
     X(const Packed *, own_gate) X(const Packed *, own_product) X(const void *, own_norm) X(int64_t, own_at)         \
-    X(const void *, stream_scale)
+    X(const void *, stream_scale) X(int64_t, adds_to_normed) X(double, kept_mixed) X(double, kept_widened)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
