@@ -20,7 +20,7 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.messages import Outputs, RequestOutput, SubmitRequest
 from vnext.server.http import streaming
 from vnext.server.http.streaming import FRAMES_MAX
 from vnext.server.run import drain
@@ -328,4 +328,4 @@ def test_a_constraint_that_fails_is_the_requests_own_error() -> None:
 
 
 async def _deliver(client: EngineClient, output: RequestOutput) -> None:
-    client._deliver(output)
+    client._deliver(Outputs(outputs=(output,)))

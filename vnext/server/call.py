@@ -86,7 +86,7 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
     last = last_event(request.headers) if streams and HEADER in request.headers else None
     if last is None:
         id_ = names = answer_id(request, kind)
-        created_s, seed = int(time.time()), context.draw_seed() if streams else None
+        created_s, seed = int(time.time()), context.identity.draw_seed() if streams else None
     else:
         id_ = f"{kind}-{last.origin.answer}"
         created_s, seed, names = last.origin.created_s, last.origin.seed, f"{id_}-{secrets.token_hex(4)}"

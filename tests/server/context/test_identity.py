@@ -113,7 +113,7 @@ def test_the_log_s_lines_name_the_request(caplog: pytest.LogCaptureFixture) -> N
 @BOTH
 def test_answers_carry_the_system_s_fingerprint(server: EdgeServer, path: str, body: Any, kind: str) -> None:
     found = server.post(path, body)[1]["system_fingerprint"]
-    assert found == server.context.fingerprint and found.startswith("fp_") and len(found) == 13
+    assert found == server.context.identity.fingerprint and found.startswith("fp_") and len(found) == 13
     assert server.post(path, body | {"stream": True})[1].count(f'"system_fingerprint":"{found}"') > 1
 
 

@@ -112,7 +112,7 @@ def test_a_whole_answer(server: EdgeServer) -> None:
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: (\d+) tokens > (\d+) maximum") as caught:
             ask(server, words)
         count, most = map(int, re.findall(r"\d+", caught.value.body["error"]["message"]))
-        assert count > most == server.context.model_length - 1
+        assert count > most == server.context.bounds.model_length - 1
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         ask(server, "", messages=[{"role": "user", "content": ""}] * 2000)
 

@@ -166,7 +166,7 @@ def test_an_unknown_model(server: EdgeServer) -> None:
 
 def test_an_answer_without_a_length_ends_where_the_context_does(server: EdgeServer) -> None:
     """16 tokens are usual; nobody asked for them."""
-    length = server.context.model_length
+    length = server.context.bounds.model_length
     for prompt, count in ([5] * (length - 1), 1), ([5] * (length - 20), 16), ([5] * (length - 4), 4):
         status, answer, _ = server.post("/v1/completions", {"prompt": prompt, "ignore_eos": True})
         assert (status, answer["usage"]["completion_tokens"]) == (200, count), answer

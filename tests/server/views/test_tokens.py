@@ -33,7 +33,7 @@ def test_the_tokens_are_those_of_a_request(server: EdgeServer, path: str, words:
     tokens = computed(server)
     assert answer == {
         "count": len(tokens),
-        "max_model_len": server.context.model_length,
+        "max_model_len": server.context.bounds.model_length,
         "tokens": tokens,
         "token_strs": None,
     }

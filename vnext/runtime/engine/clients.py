@@ -72,6 +72,18 @@ NO_NOTES = CoreNotes("")
 log = logging.getLogger(__name__)
 
 
+class Asked(msgspec.Struct):
+    """What clients have asked for that is no event, for those who do it: `operations`, and event streams, or none any more
+    (`subscribed`). Of the requests that arrived: the files of their adapters, by digest; those whose blocks are to leave, and the
+    tickets of those whose prompts another engine has computed, each None where the engine hands over, or takes, nothing."""
+
+    operations: list[tuple[bytes, Operate]] = []
+    subscribed: list[tuple[bytes, bool]] = []
+    adapter_files: dict[str, AdapterFiles] = {}
+    to_hand_over: set[int] | None = None
+    tickets: dict[int, str] | None = None
+
+
 class Clients:
     """All clients of one engine core. `root_seed` keys the requests that bring no seed. The SNDHWM of `socket` bounds the
     messages in transit to each client. `notes`: for those who start the next engine core. One that `follows` another drops the
@@ -92,11 +104,7 @@ class Clients:
         self.notes, self._follows = notes, follows
         self._trials = Trials(notes)
         self._has_sent_tokens = False
-        self.adapter_files: dict[str, AdapterFiles] = {}  # of the requests that arrived, by digest
-        self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
-        self.to_hand_over: set[int] | None = None  # whose blocks are to leave; None where the engine hands nothing over
-        self.tickets: dict[int, str] | None = None  # of those whose prompts another engine has computed; None where it takes none
-        self.subscribed: list[tuple[bytes, bool]] = []  # who wants an event stream, or none any more
+        self.asked = Asked()
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
     def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
@@ -126,11 +134,11 @@ class Clients:
                 case AbortRequests(names=names, reason=reason):
                     yield from self._abort(peer, names, reason)
                 case Operate():
-                    self.operations.append((peer, message))
+                    self.asked.operations.append((peer, message))
                 case ResetPrefixCache():
                     yield PrefixCacheReset()
                 case Subscribe(is_on=is_on):
-                    self.subscribed.append((peer, is_on))
+                    self.asked.subscribed.append((peer, is_on))
                 case Ping():
                     self._send(peer, Pong())
                 case Goodbye():
@@ -258,11 +266,11 @@ class Clients:
             return None
         self._owners.add(peer, wish.name, next_id)
         if wish.adapter is not None:
-            self.adapter_files[adapter] = wish.adapter
-        if wish.hands_over and self.to_hand_over is not None:
-            self.to_hand_over.add(next_id)
-        if wish.ticket and self.tickets is not None:
-            self.tickets[next_id] = wish.ticket
+            self.asked.adapter_files[adapter] = wish.adapter
+        if wish.hands_over and self.asked.to_hand_over is not None:
+            self.asked.to_hand_over.add(next_id)
+        if wish.ticket and self.asked.tickets is not None:
+            self.asked.tickets[next_id] = wish.ticket
         return event
 
     def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:

@@ -143,7 +143,7 @@ class EngineCore:
             self._executor.check(ready)
             for event in self._clients.arrived(self.engine.state, ready):
                 self.engine.arrive(event)
-            if asked := self._clients.operations:
+            if asked := self._clients.asked.operations:
                 self._facilities.operations.ask_all(asked)
             messages = self._executor.receive()
             for message in messages:
@@ -152,7 +152,7 @@ class EngineCore:
                 self._await_ranks()
             else:
                 self._advance()
-            if self._clients.subscribed:
+            if self._clients.asked.subscribed:
                 self._begin_streams()
             self._send_stats()
         except LOSSES as error:
@@ -194,7 +194,7 @@ class EngineCore:
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""
-        asked = self._clients.subscribed
+        asked = self._clients.asked.subscribed
         while asked:
             peer, is_on = asked.pop(0)
             if not (is_on and self._clients.stream(peer, self._streams.begin(peer, self.state))):

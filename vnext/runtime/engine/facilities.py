@@ -32,16 +32,16 @@ class Facilities:
         self.shortages = Shortages()
         self.all: list[Facility] = [operations, self.shortages]
         if started.config.max_loras:
-            self.all.append(AdapterLoading(started.world_size, send, clients.adapter_files))
+            self.all.append(AdapterLoading(started.world_size, send, clients.asked.adapter_files))
         if tier is not None:
-            clients.tickets = {}
-            self.all.append(TierTransfers(started.world_size, send, tier, clients.tickets))
+            clients.asked.tickets = {}
+            self.all.append(TierTransfers(started.world_size, send, tier, clients.asked.tickets))
         if started.config.pinned_pages_max:
             self.all.append(EventClock())
         self._handovers: HandOvers | None = None
         if ticket:
-            clients.to_hand_over = set()
-            self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
+            clients.asked.to_hand_over = set()
+            self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.asked.to_hand_over)
             self.all.append(self._handovers)
         self.draft_costs: DraftCosts | None = None
         self.experts: ExpertStats | None = None  # as rank 0 has reported it last

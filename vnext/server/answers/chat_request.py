@@ -101,7 +101,7 @@ class ChatRequest:
         """The tokens of the negative prompt: a text as the template writes a user's message. Raises InvalidRequest, Overloaded."""
         given = self._body.negative_prompt or []
         if not isinstance(given, str):
-            self._context.check_tokens(given, "negative_prompt", self._context.prompt_tokens_max)
+            self._context.check_tokens(given, "negative_prompt", self._context.bounds.prompt_tokens_max)
             return given
         alone = replace(self._body, messages=[ChatMessage(role="user", content=given)])
         return (await prompt_of(self._context, alone, None, self._call.client)).tokens
@@ -139,7 +139,7 @@ class ChatRequest:
         return Prompt(prompt.text + marks.open, prompt.tokens + tokens[0], packed)
 
     def _shrunk(self, prompt_length: int) -> UncheckedParams:
-        room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
+        room, wanted = self._context.bounds.model_length - prompt_length, self.params.max_tokens
         return msgspec.structs.replace(self.params, max_tokens=min(wanted, max(room, 1))) if wanted else self.params
 
     @property

@@ -135,14 +135,14 @@ class Generation:
         """Raises InvalidRequest, ModelUnknown, EngineDead, EngineStalled."""
         context, asked, params = call.context, call.asked, call.params
         context.check_engine()
-        validate_ranges(params, context.vocab_size)
+        validate_ranges(params, context.bounds.vocab_size)
         self.call, self.prompts = call, call.prompts
         self.model = context.model_name(asked.model, call.client)
         self._adapter = context.adapter(self.model, call.client)
         if asked.truncate_prompt_tokens is not None:
             most = params.max_tokens or call.usual_max_tokens
             self.prompts = [
-                truncated(prompt, asked.truncate_prompt_tokens, most, context.model_length) for prompt in call.prompts
+                truncated(prompt, asked.truncate_prompt_tokens, most, context.bounds.model_length) for prompt in call.prompts
             ]
             if call.packed and self.prompts != call.prompts:
                 name = "truncate_prompt_tokens"
@@ -154,7 +154,8 @@ class Generation:
         seed = call.seed if params.seed is None else params.seed
         request = partial(
             SubmitRequest, priority=asked.priority or 0, cache_salt=context.keys.salt(call.client, asked.cache_salt or ""),
-            has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket, client=context.client_number(call.client),
+            has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket,
+            client=context.identity.client_number(call.client),
         )  # fmt: skip
         banned = banned_sequences(params.bad_words, context.tokenizer) if params.bad_words else ()
         for place in range(len(self.prompts)):
@@ -166,7 +167,7 @@ class Generation:
         """Add the answers to one prompt, and their requests. Without a `seed`, the engine core puts a key into each one's event."""
         call, context, params, prompt = self.call, self.call.context, self.call.params, self.prompts[place]
         usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
-        sampling = to_sampling(params, 0, len(prompt), context.model_length, usual, call.constraint)
+        sampling = to_sampling(params, 0, len(prompt), context.bounds.model_length, usual, call.constraint)
         if params.guidance_scale != 1.0:
             sampling = guided(sampling, params, prompt, call.negative)
         if call.retention:
@@ -277,7 +278,7 @@ class Generation:
             "object": kind,
             "created": self.call.created_s,
             "model": self.model,
-            "system_fingerprint": self.call.context.fingerprint,
+            "system_fingerprint": self.call.context.identity.fingerprint,
             "choices": choices,
         }
 

@@ -307,7 +307,7 @@ def event_ids(generation: Generation, by_token: bool = False) -> EventIds | None
     seed = call.seed if given is None else given % SEEDS
     origin = Origin(
         answer=call.id.partition("-")[2], created_s=call.created_s, seed=seed or 0, cached_tokens=0,
-        fingerprint=int(context.fingerprint[3:], 16), digest=_digest(generation),
+        fingerprint=int(context.identity.fingerprint[3:], 16), digest=_digest(generation),
     )  # fmt: skip
     if last is not None:
         _check(origin, last, len(generation.choices))

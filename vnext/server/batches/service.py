@@ -62,7 +62,7 @@ class Batches:
         return asker(self._session, "http://self", self._context.keys.own(owner))
 
     def _bounds(self) -> LineBounds:
-        return LineBounds(self._context.settings.body_bytes_max, numbers_max(self._context.model_length))
+        return LineBounds(self._context.settings.body_bytes_max, numbers_max(self._context.bounds.model_length))
 
     def _is_free(self) -> bool:
         stats = self._context.client.stats

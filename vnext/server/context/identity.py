@@ -13,13 +13,17 @@ import hashlib
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping
+from functools import lru_cache, partial
+from itertools import count
 
 import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
-from vnext.runtime.protocol.messages import EngineReady
+from vnext.runtime.client.engines import AnyEngineClient
+from vnext.runtime.protocol.messages import EngineReady, derived_seed
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
@@ -34,6 +38,11 @@ IRRELEVANT = ("python", "threads", "cores", "token_bytes", "state_bytes", "codes
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
 TICKET_HEADER = "X-Vnext-Handover"
+CLIENTS_KNOWN = 1024
+STREAMS = 2**62
+"""Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""
+STREAMS_MAX = 2**40
+"""Of one process."""
 
 
 def identify(request: web.Request, *given: str | None) -> None:
@@ -76,6 +85,32 @@ def client_number(client: str, secret: bytes) -> int:
     log's reader could turn back into a key or an address."""
     digest = hashlib.blake2b(client.encode(errors="surrogateescape"), key=secret, digest_size=8).digest()
     return max(int.from_bytes(digest, "little") >> 1, 1)
+
+
+class Identity:
+    """What a server says of itself: the engine of `client`, since when it runs, and numbers that no other server gives. `number`:
+    its own among those of one port. `secret`: that of all of them, in hexadecimal digits, "" for one of its own."""
+
+    def __init__(self, client: AnyEngineClient, number: int, secret: str) -> None:
+        self._client = client
+        self.started_s = int(time.time())
+        self._streams = count(STREAMS + number * STREAMS_MAX)
+        self._fingerprinted = client.ready, system_fingerprint(client.ready)
+        shared = bytes.fromhex(secret) or secrets.token_bytes(16)
+        self.client_number = lru_cache(CLIENTS_KNOWN)(partial(client_number, secret=shared))
+        """The number under which the engine knows a client (client_of)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the present engine, computed once for each."""
+        ready = self._client.ready
+        if ready is not self._fingerprinted[0]:
+            self._fingerprinted = ready, system_fingerprint(ready)
+        return self._fingerprinted[1]
+
+    def draw_seed(self) -> int:
+        """That of a stream which brings none: known here, so that any server can go on with it."""
+        return derived_seed(self._client.ready.root_seed, next(self._streams))
 
 
 def system_fingerprint(ready: EngineReady) -> str:

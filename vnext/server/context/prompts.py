@@ -60,7 +60,7 @@ async def tokens_of(
         for place, (prompt, param) in enumerate(zip(tokens, params)):
             if place:
                 await asyncio.sleep(0)  # let other tasks run
-            context.check_tokens(prompt, param, count_max or context.prompt_tokens_max)
+            context.check_tokens(prompt, param, count_max or context.bounds.prompt_tokens_max)
     if [] in tokens:
         param = params[tokens.index([])]
         raise InvalidRequest(f"{param} is empty: send at least one token.", param)

@@ -6,19 +6,17 @@ that several views share. Knows no HTTP.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
-from functools import cached_property, lru_cache, partial
-from itertools import count
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
-from vnext.runtime.protocol.messages import AdapterFiles, derived_seed
+from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
@@ -26,7 +24,7 @@ from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys, Tenant
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
-from vnext.server.context.identity import KEY_CLIENT, client_number, system_fingerprint
+from vnext.server.context.identity import KEY_CLIENT, Identity
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
@@ -36,8 +34,10 @@ from vnext.server.context.traces import traces_to
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
-from vnext.text.infill import infill_of
+from vnext.text.dialects.dialect import Dialect
+from vnext.text.infill import Infill, infill_of
 from vnext.text.pairs import pair_prompt
+from vnext.text.reasoning import Marks
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
@@ -49,28 +49,26 @@ RENDER_INLINE_S = 0.005
 RENDER_INLINE_CHARACTERS_MAX = 2**16
 TOKENS_READ_MIN = 4_096  # the error for a prompt that is a little too long states its exact number of tokens
 TOKENS_LISTED_MIN = 2**16
-CLIENTS_KNOWN = 1024
-STREAMS = 2**62
-"""Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""
-STREAMS_MAX = 2**40
-"""Of one process."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Of what a request holds: `model_length` tokens of prompt and answer, `prompt_tokens_max` of a prompt that is read at all, and
+    `listed_tokens_max` of one that is listed or cut; ids below `vocab_size`."""
+
+    model_length: int
+    prompt_tokens_max: int
+    listed_tokens_max: int
+    vocab_size: int
 
 
 class ServerContext:
-    """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `dialect`: how
-    the model writes tool calls, None where it writes none; `marks` and `mark_tokens`: the marks around its reasoning, and their
-    tokens; `infill`: its tokens for a gap between a prompt and a suffix, None where it has none."""
+    """See the module. `template` is the result of `template_of`, read before a client waits for an engine."""
 
     def __init__(
         self, client: AnyEngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
     ) -> None:
         config = client.ready.config
         self.client, self.tokenizer, self.settings, self.template = client, tokenizer, settings, template
-        self.dialect = None if template is None else template.dialect
-        self.marks = None if template is None else template.marks
-        marks, encode = self.marks, partial(tokenizer.encode, add_special_tokens=False)
-        self.mark_tokens = None if marks is None else (encode(marks.open), encode(marks.close))
-        self.infill = infill_of(tokenizer.added_tokens.get)
         self.keys = ApiKeys(settings)
         self.limiter = RequestLimiter(
             settings.live_requests_max, settings.request_answers_max, settings.client_answers_max, settings.waiting_tokens_max,
@@ -79,26 +77,46 @@ class ServerContext:
         size = settings.body_bytes_max
         self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")
         self.work = TextWork(settings.characters_max)
-        self.grammars = Grammars(tokenizer, self.work)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
         self.images = self._images(template)
-        self.model_length = request_length_max(config)
-        self.sampling_defaults = settings.sampling_defaults.sampling()
+        length, vocab_size = request_length_max(config), config.vocab_size or tokenizer.vocab_size
+        self.bounds = Bounds(length, max(2 * length, TOKENS_READ_MIN), max(2 * length, TOKENS_LISTED_MIN), vocab_size)
         place = settings.number % settings.api_server_count
         tallies = TallyFile(settings.shared_dir, place, settings.api_server_count)
         shown = self.adapters.everyones if self.keys.are_tenants else list
-        self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies, shown)
+        self.metrics = ServerMetrics(self.model_names[0], length, client.engines, tallies, shown)
         self.traces = traces_to(settings.otlp_traces_endpoint, self.model_names)
-        self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
-        self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
-        self.vocab_size = config.vocab_size or tokenizer.vocab_size
-        self.started_s = int(time.time())
-        self._streams = count(STREAMS + settings.number * STREAMS_MAX)
-        self._fingerprinted = client.ready, system_fingerprint(client.ready)
-        secret = bytes.fromhex(settings.client_secret) or secrets.token_bytes(16)
-        self.client_number = lru_cache(CLIENTS_KNOWN)(partial(client_number, secret=secret))
-        """The number under which the engine knows a client (client_of of identity.py)."""
+        self.identity = Identity(client, settings.number, settings.client_secret)
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """How the model writes tool calls, None where it writes none."""
+        return None if self.template is None else self.template.dialect
+
+    @property
+    def marks(self) -> Marks | None:
+        """The marks around its reasoning."""
+        return None if self.template is None else self.template.marks
+
+    @cached_property
+    def mark_tokens(self) -> tuple[list[int], list[int]] | None:
+        """Their tokens."""
+        marks, encode = self.marks, partial(self.tokenizer.encode, add_special_tokens=False)
+        return None if marks is None else (encode(marks.open), encode(marks.close))
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """The model's tokens for a gap between a prompt and a suffix, None where it has none."""
+        return infill_of(self.tokenizer.added_tokens.get)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.work)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, float]:
+        return self.settings.sampling_defaults.sampling()
 
     def _images(self, template: ChatTemplate | None) -> PromptImages | None:
         """For a model that reads images, whose template then marks them. Raises MediaError."""
@@ -118,18 +136,6 @@ class ServerContext:
         from vnext.server.context.sounds import PromptSounds  # needs numpy
 
         return PromptSounds(sizes, (self.settings.engine_address, *self.settings.other_engines), self.work)
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the present engine, computed once for each."""
-        ready = self.client.ready
-        if ready is not self._fingerprinted[0]:
-            self._fingerprinted = ready, system_fingerprint(ready)
-        return self._fingerprinted[1]
-
-    def draw_seed(self) -> int:
-        """That of a stream which brings none: known here, so that any server can go on with it."""
-        return derived_seed(self.client.ready.root_seed, next(self._streams))
 
     def model_name(self, asked: str | None, client: str) -> str:
         """The name to answer a client with. Raises ModelUnknown."""
@@ -169,7 +175,7 @@ class ServerContext:
         """Token ids of each text. `params` are the names of the texts, `what` names them together. Raises InvalidRequest for a
         text of more than `count_max` tokens (0: far more than a request may have), without tokenizing where the length alone
         proves it, and Overloaded."""
-        count_max = count_max or self.prompt_tokens_max
+        count_max = count_max or self.bounds.prompt_tokens_max
         size_max = self.tokenizer.characters_per_token * count_max
         for text, param in zip(texts, params):
             if len(text) > size_max:
@@ -182,12 +188,12 @@ class ServerContext:
     ) -> list[list[int]]:
         """Token ids of each pair of texts, as `pair_prompt` makes them. `params` are the names of the pairs. Raises InvalidRequest,
         Overloaded."""
-        count_max = self.prompt_tokens_max if asked is None else self.listed_tokens_max
+        count_max = self.bounds.prompt_tokens_max if asked is None else self.bounds.listed_tokens_max
         sizes = [len(one) + len(other) for one, other in pairs]
         for size, param in zip(sizes, params):
             if size > self.tokenizer.characters_per_token * count_max:
                 raise self._too_long(size, "pair", param)
-        encode = partial(pair_prompt, self.tokenizer, template, model_length=self.model_length, asked=asked)
+        encode = partial(pair_prompt, self.tokenizer, template, model_length=self.bounds.model_length, asked=asked)
         run = self.work.run if template is None else self.work.run_template
         return await run(sum(sizes), client, lambda: list(map(encode, pairs)))
 
@@ -195,7 +201,7 @@ class ServerContext:
         """The error for a text whose characters prove too many tokens."""
         longest = self.tokenizer.characters_per_token
         asked = f"there are {size} characters in the {what}, and a token stands for at most {longest}"
-        return context_exceeded(self.model_length, asked, what, param, size // longest)
+        return context_exceeded(self.bounds.model_length, asked, what, param, size // longest)
 
     async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
         """The text of each. Raises Overloaded."""
@@ -204,9 +210,9 @@ class ServerContext:
 
     async def render(self, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> str:
         """The conversation as the template renders it. Raises InvalidRequest, Overloaded."""
-        if len(body.messages) > self.model_length:
+        if len(body.messages) > self.bounds.model_length:
             asked = f"there are {len(body.messages)} messages, each of at least one token"
-            raise context_exceeded(self.model_length, asked, "messages", "messages", len(body.messages))
+            raise context_exceeded(self.bounds.model_length, asked, "messages", "messages", len(body.messages))
         size, template = text_size(body), self.template
         assert template is not None, "who renders has looked for one"
         if size <= RENDER_INLINE_CHARACTERS_MAX:
@@ -235,18 +241,18 @@ class ServerContext:
         """Raise InvalidRequest for more than `count_max` ids, or for one outside the vocabulary."""
         if len(tokens) > count_max:
             asked = f"there are {len(tokens)} tokens in {param}"
-            raise context_exceeded(self.model_length, asked, param, param, len(tokens))
-        if tokens and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
-            place = next(place for place, token in enumerate(tokens) if not 0 <= token < self.vocab_size)
+            raise context_exceeded(self.bounds.model_length, asked, param, param, len(tokens))
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.bounds.vocab_size):
+            place = next(place for place, token in enumerate(tokens) if not 0 <= token < self.bounds.vocab_size)
             name = f"{param}[{place}]"
-            raise InvalidRequest(f"{name} is {tokens[place]}: token ids lie between 0 and {self.vocab_size - 1}.", name)
+            raise InvalidRequest(f"{name} is {tokens[place]}: token ids lie between 0 and {self.bounds.vocab_size - 1}.", name)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool, what: str, count_max: int) -> list[int]:
         try:
             return self.tokenizer.encode(text, add_special_tokens, count_max)
         except TooManyTokens as error:
             asked = f"there are {error.count} tokens or more in the {what}"
-            raise context_exceeded(self.model_length, asked, what, param, error.count) from error
+            raise context_exceeded(self.bounds.model_length, asked, what, param, error.count) from error
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)

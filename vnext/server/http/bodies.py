@@ -171,7 +171,7 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body]) -
         async for piece in body_pieces(request, context.body_bytes, client, context.settings.body_bytes_max):
             data += piece
             if len(data) > GROUPS_MAX:  # fewer bytes hold no more values
-                values = values or Values(numbers_max(context.model_length))
+                values = values or Values(numbers_max(context.bounds.model_length))
                 await _count(values, data[counted:])
                 counted = len(data)
         return await _decode(decoder, data)

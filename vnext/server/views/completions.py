@@ -62,7 +62,8 @@ class CompletionRequest:
         if body.suffix:
             tokens = await with_suffix(context, self._prompts, body.suffix, special, call.client)
         else:
-            count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
+            bounds = context.bounds
+            count_max = bounds.prompt_tokens_max if body.truncate_prompt_tokens is None else bounds.listed_tokens_max
             tokens = await tokens_of(context, self._prompts, special, call.client, count_max=count_max)
         return msgspec.structs.replace(
             call, asked=body, params=self._sampled, prompts=tokens, constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,

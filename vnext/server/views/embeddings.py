@@ -64,8 +64,8 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
     requests, usual = [], usual_pooling(context.client.ready.environment)
     async for place, (prompt, name) in unhurried(enumerate(zip(prompts, params)), ENTRIES_A_TURN):
         with in_names([("the input", name), ("input", name)]):
-            asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or usual.pooling, context.model_length)
-        requests.append(replace(asked, client=context.client_number(client), **given))
+            asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or usual.pooling, context.bounds.model_length)
+        requests.append(replace(asked, client=context.identity.client_number(client), **given))
     watches = {each.name: Stopwatch(context.metrics, call.started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
     attributes = {"gen_ai.response.id": call.id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}
@@ -238,13 +238,14 @@ async def vectors_of(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tupl
     special, count = call.body.add_special_tokens is not False, min(context.limiter.inputs_max, sum(map(len, prompts.values())))
     with context.limiter.enter(count, client, in_waves=True):
         asked = call.body.truncate_prompt_tokens
-        most = 0 if asked is None else context.listed_tokens_max
+        most = 0 if asked is None else context.bounds.listed_tokens_max
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name, most)]
         if asked is not None:
             are_texts = [isinstance(each, str) for given in prompts.values() for each in given]
             frame = context.tokenizer.encode("") if special else []
             tokens = [
-                shortened(each, asked, frame if is_text else [], context.model_length) for each, is_text in zip(tokens, are_texts)
+                shortened(each, asked, frame if is_text else [], context.bounds.model_length)
+                for each, is_text in zip(tokens, are_texts)
             ]
         params = [param for name, given in prompts.items() for param in params_of(name, len(given))]
         vectors = await embeddings_of(call, tokens, params, wanted)

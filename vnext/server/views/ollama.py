@@ -212,7 +212,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     return web.json_response(
         {
             "modelfile": "", "parameters": "", "template": template, "details": _details(context),
-            "model_info": {"general.architecture": "vnext", "vnext.context_length": context.model_length},
+            "model_info": {"general.architecture": "vnext", "vnext.context_length": context.bounds.model_length},
             "capabilities": [name for name, has in found.items() if has],
         }
     )  # fmt: skip
@@ -222,7 +222,7 @@ async def ollama_tags(request: web.Request) -> web.Response:
     """GET /api/tags, and /api/ps: what is served is loaded. `size`: bytes of weights that a token reads."""
     context = request.app[SERVER_CONTEXT]
     size = int(context.client.ready.environment.get("token_bytes", 0))
-    times = {"modified_at": _moment(context.started_s), "expires_at": NEVER}
+    times = {"modified_at": _moment(context.identity.started_s), "expires_at": NEVER}
     shared = times | {"size": size, "size_vram": 0, "details": _details(context)}
     names = (*context.model_names, *context.adapters.names(tenant_of(request)))
     models = [{"name": name, "model": name, "digest": _digest(context, name)} | shared for name in names]
@@ -235,7 +235,7 @@ async def ollama_version(request: web.Request) -> web.Response:
 
 
 def _digest(context: ServerContext, name: str) -> str:
-    return hashlib.sha256(f"{name} {context.fingerprint}".encode()).hexdigest()
+    return hashlib.sha256(f"{name} {context.identity.fingerprint}".encode()).hexdigest()
 
 
 def _details(context: ServerContext) -> Json:

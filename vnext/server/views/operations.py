@@ -67,9 +67,9 @@ async def get_server_info(request: web.Request) -> web.Response:
     ready = context.client.ready
     info = {
         "version": __version__,
-        "system_fingerprint": context.fingerprint,
+        "system_fingerprint": context.identity.fingerprint,
         "models": context.model_names,
-        "max_model_len": context.model_length,
+        "max_model_len": context.bounds.model_length,
         "world_size": ready.world_size,
         "role": context.settings.role,
         "scheduler": msgspec.structs.asdict(ready.config),
@@ -89,11 +89,11 @@ def model_object(context: ServerContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": context.started_s,
+        "created": context.identity.started_s,
         "owned_by": "vnext",
         "root": name,
         "parent": None if name in context.model_names else context.model_names[0],
-        "max_model_len": context.model_length,
+        "max_model_len": context.bounds.model_length,
     }
 
 
@@ -154,7 +154,7 @@ async def hand_over(request: web.Request) -> web.Response:
     call = await admit(request, "handover", _handover)
     context, body = call.context, call.body
     model = context.model_name(body.model, call.client)
-    context.check_tokens(body.tokens, "tokens", context.listed_tokens_max)
+    context.check_tokens(body.tokens, "tokens", context.bounds.listed_tokens_max)
     with context.limiter.enter(1, call.client):
         ticket, cached = await handed_over(call, model)
     return web.json_response({"ticket": ticket, "cached_tokens": cached})
@@ -168,7 +168,7 @@ async def handed_over(call: Call, model: str) -> tuple[str, int]:
     asked = SubmitRequest(
         name=call.names, prompt=pack_tokens(body.tokens), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
         cache_salt=context.keys.salt(call.client, body.cache_salt or ""), hands_over=True,
-        adapter=context.adapter(model, call.client), client=context.client_number(call.client),
+        adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
     )  # fmt: skip
     ticket, cached = "", 0
     async with admitted(call, [body.tokens]):

@@ -55,7 +55,7 @@ async def tokenize(request: web.Request) -> web.Response:
             16 * len(tokens), client, lambda: [context.tokenizer.token_text(token).text for token in tokens]
         )
     return _answer(
-        {"count": len(tokens), "max_model_len": context.model_length, "tokens": tokens, "token_strs": texts}
+        {"count": len(tokens), "max_model_len": context.bounds.model_length, "tokens": tokens, "token_strs": texts}
     )
 
 
@@ -64,7 +64,7 @@ async def detokenize(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _detokenize)
     context.model_name(body.model, client_of(request))
-    context.check_tokens(body.tokens, "tokens", context.listed_tokens_max)
+    context.check_tokens(body.tokens, "tokens", context.bounds.listed_tokens_max)
     [text] = await context.decode([body.tokens], client_of(request), skip_special_tokens=False)
     return _answer({"prompt": text})
 
@@ -77,7 +77,7 @@ async def _tokens(context: ServerContext, body: TokenizeBody, client: str) -> li
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Either prompt or messages is required, and not both.", "prompt")
     if body.prompt is not None:
-        special, count_max = body.add_special_tokens is not False, context.listed_tokens_max
+        special, count_max = body.add_special_tokens is not False, context.bounds.listed_tokens_max
         [tokens] = await context.encode([body.prompt], special, client, ["prompt"], count_max=count_max)
         return tokens
     assert body.messages is not None

@@ -303,7 +303,7 @@ class Transcript:
     @property
     def _room(self) -> int:
         """The tokens of what was said before that a prompt may have, as Whisper's own."""
-        return (self._call.context.model_length - self._sounds.span) // 2 - 1
+        return (self._call.context.bounds.model_length - self._sounds.span) // 2 - 1
 
     async def _earlier(self) -> list[int]:
         """What the body says went before."""
@@ -331,8 +331,8 @@ class Transcript:
         """What no transcript has, tokens that steer and those that the model's generation_config.json suppresses, and the rules for
         times."""
         context = self._call.context
-        ends, size, defaults = context.client.ready.config.eos_token_ids, context.vocab_size, context.settings.sampling_defaults
-        latest = (*defaults.latest_first, LATEST_FIRST)[0]
+        ends, defaults = context.client.ready.config.eos_token_ids, context.settings.sampling_defaults
+        latest, size = (*defaults.latest_first, LATEST_FIRST)[0], context.bounds.vocab_size
         never = {*context.tokenizer.special_ids.values(), *defaults.suppressed} - {*ends}
         return Constraint(
             banned=tuple((id_,) for id_ in sorted(never) if id_ < size), times=(self._first, self._first + latest) if timed else (),
