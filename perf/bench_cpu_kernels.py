@@ -156,8 +156,10 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     angles = stack.Angles(*torch.randn(2, rows * queries, shape.head_dim // 2))
     last, states = torch.arange(1, rows + 1) * queries - 1, draw(rows * queries, shape.hidden)
 
+    tokens, numbers = stack.StackStep(plan, slots, angles, last), stack.Numbers(1e-5, shape.head_dim**-0.5, 0.0)
+
     def step() -> None:
-        stack.run(layers, states.clone(), (norm, None), caches, plan, slots, angles, last, 1e-5, shape.head_dim**-0.5, 0.0)
+        stack.run(layers, states.clone(), (norm, None), caches, tokens, numbers)
 
     benchmark.pedantic(step, rounds=ROUNDS if queries == 1 else 5, warmup_rounds=1)
     seconds = benchmark.stats.stats.min

@@ -56,9 +56,9 @@ def sample() -> None:
         given = asked(draws, vocabulary, 20)
         allowed = masked(draws, 5, vocabulary)
         sampling.mask_rows(draws.logits(5, vocabulary), allowed.rows, allowed.masks)
-        sampling.adjust_rows(draws.logits(5, vocabulary), given.places, given.positions, *given.tables)
+        sampling.adjust_rows(draws.logits(5, vocabulary), given.places, given.positions, given.tables)
         given = asked(draws, vocabulary, 20, is_drafted=True)
-        sampling.adjust_rows(draws.logits(9, vocabulary), given.places, given.positions, *given.tables, *given.drafts)
+        sampling.adjust_rows(draws.logits(9, vocabulary), given.places, given.positions, given.tables, given.drafts)
 
 
 def thin_products() -> None:

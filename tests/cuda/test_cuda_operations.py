@@ -56,7 +56,7 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
     allowed = masked(Draws(3), 5, 40)
     torch.library.opcheck(OPS.mask_rows.default, (wide.clone(), allowed.rows, allowed.masks), test_utils=CHECKS)
     again = wide.clone()
-    operations.adjust_rows(again, *places, *tables)
+    operations.adjust_rows(again, *places, tables, (None, None))
     assert not torch.equal(again, wide)
     assert torch.equal(operations.sample_rows(logits, inputs._replace(temperature=torch.zeros(3)).columns()), logits.argmax(-1))
 

@@ -149,9 +149,9 @@ def test_what_rows_ask_for_is_done_as_by_the_torch_forms(shim: HostBackend, voca
     for shim.order in ORDERS:
         wide = torch.full((count, vocabulary + 3), 7.0)
         wide[:, :vocabulary] = logits
-        sampling.adjust_rows(wide[:, :vocabulary], given.places, given.positions, *given.tables, *given.drafts)
+        sampling.adjust_rows(wide[:, :vocabulary], given.places, given.positions, given.tables, given.drafts)
         assert torch.equal(wide[:, :vocabulary].contiguous().view(torch.int32), expected.view(torch.int32))
         assert (wide[:, vocabulary:] == 7.0).all()
-    sampling.adjust_rows(logits[:0], given.places[:0], given.positions[:0], *given.tables)
+    sampling.adjust_rows(logits[:0], given.places[:0], given.positions[:0], given.tables)
     with pytest.raises(ValueError, match="must be dense"):
-        sampling.adjust_rows(logits.T, given.places, given.positions, *given.tables)
+        sampling.adjust_rows(logits.T, given.places, given.positions, given.tables)

@@ -140,7 +140,7 @@ def tokens_are_right(backend: HostBackend) -> bool:
     expected, allowed = adjust(plain, wishes.inputs), masked(draws, 5, 300)
     keep_allowed(may_come := plain.clone(), allowed)
     for backend.order in ORDERS:
-        sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, *wishes.tables, *wishes.drafts)
+        sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, wishes.tables, wishes.drafts)
         if not torch.equal(changed, expected):
             return False
         sampling.mask_rows(bound := plain.clone(), allowed.rows, allowed.masks)

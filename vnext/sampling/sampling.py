@@ -177,7 +177,7 @@ def adjust_by_kernel(
     logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor, drafts: BehindDrafts = NO_DRAFTS
 ) -> None:
     """`adjust_rows` in one launch."""
-    cuda_operations.adjust_rows(logits, places, positions, *tables, *drafts)
+    cuda_operations.adjust_rows(logits, places, positions, tables, drafts)
 
 
 def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:

@@ -184,6 +184,24 @@ class Angles(NamedTuple):
     query_factors: Array | None = None
 
 
+class StackStep(NamedTuple):
+    """A step's tokens: a plan of attention in whose rows all of them are, slots and angles as in `rows.rotary_kv_write`, and which
+    are sampled, int64 [S]."""
+
+    plan: AttentionPlan
+    slots: torch.Tensor
+    angles: Angles
+    sample_at: torch.Tensor
+
+
+class Numbers(NamedTuple):
+    """Those of a model's norms, and of `attention.paged_attention`."""
+
+    eps: float
+    scale: float
+    softcap: float
+
+
 class AuxStates(NamedTuple):
     """`states` [T, n, hidden], dense, takes the inputs of the layers with the indices `layers`: the sums of the embedding
     and of what all layers before have added. The index behind the last layer's stands for the last sum. The kernel takes `layers`
@@ -243,29 +261,20 @@ def run(
     residual: torch.Tensor,
     last_norm: tuple[Array, Array | None],
     caches: Caches,
-    plan: AttentionPlan,
-    slots: torch.Tensor,
-    angles: Angles,
-    sample_at: torch.Tensor,
-    eps: float,
-    scale: float,
-    softcap: float,
+    step: StackStep,
+    numbers: Numbers,
     aux: AuxStates | None = None,
 ) -> torch.Tensor:
-    """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`, which may have a
-    bias.
-
-    Slots and angles as in `rows.rotary_kv_write`; `plan`, `scale` and `softcap` as in `attention.paged_attention`, with every
-    token of the step in a row of the plan. `aux` takes the inputs of some layers.
-    """
-    tokens, samples = residual.shape[0], sample_at.shape[0]
+    """All layers on residual [T, hidden], dense, which is used up -> rows `step.sample_at` after `last_norm`, which may have a
+    bias. `aux` takes the inputs of some layers."""
+    angles, tokens, samples = step.angles, residual.shape[0], step.sample_at.shape[0]
     found = residual.new_empty((samples, stack.hidden))
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
         stack.kind, stack.norm_kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
-        *map(address_or_0, last_norm), plan.handle, tokens, stack.hidden, rotated, eps, scale, softcap,
-        address_or_0(angles.cosine), address_or_0(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
+        *map(address_or_0, last_norm), step.plan.handle, tokens, stack.hidden, rotated, *numbers,
+        address_or_0(angles.cosine), address_or_0(angles.sine), step.slots.data_ptr(), step.sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux), address_or_0(angles.query_factors),
     )  # fmt: skip
     return found

@@ -121,7 +121,7 @@ _sample_rows: Callable[..., torch.Tensor] = register(
 _adjust_rows = register(
     "adjust_rows(Tensor(a!) logits, Tensor places, Tensor positions, Tensor rates, Tensor marks, Tensor history, "
     "Tensor bias_tokens, Tensor bias_values, Tensor stop_tokens, Tensor? fed=None, Tensor? depths=None) -> ()",
-    sampling.adjust_rows,
+    lambda logits, places, positions, *given: sampling.adjust_rows(logits, places, positions, given[:6], given[6:] or (None, None)),
     lambda *arguments: None,
 )
 _mask_rows = register(
@@ -238,9 +238,12 @@ def mask_rows(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> 
     _mask_rows(logits, rows, masks)
 
 
-def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor | None) -> None:
+def adjust_rows(
+    logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor,
+    tables: Sequence[torch.Tensor], drafts: Sequence[torch.Tensor | None],
+) -> None:  # fmt: skip
     """As sampling.adjust_rows."""
-    _adjust_rows(logits, places, positions, *tables)
+    _adjust_rows(logits, places, positions, *tables, *drafts)
 
 
 def sum_over_ranks(x: torch.Tensor, memories: torch.Tensor, *group: int) -> torch.Tensor:

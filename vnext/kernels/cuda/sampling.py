@@ -71,27 +71,20 @@ def adjust_rows(
     logits: torch.Tensor,
     places: torch.Tensor,
     positions: torch.Tensor,
-    rates: torch.Tensor,
-    marks: torch.Tensor,
-    history: torch.Tensor,
-    bias_tokens: torch.Tensor,
-    bias_values: torch.Tensor,
-    stop_tokens: torch.Tensor,
-    fed: torch.Tensor | None = None,
-    depths: torch.Tensor | None = None,
+    tables: Sequence[torch.Tensor],
+    drafts: Sequence[torch.Tensor | None] = (None, None),
 ) -> None:
     """Bias, bans and penalties of logits float32[S, V], in place, whose rows are dense: as sampling/logits.adjust_rows.
 
-    `places` and `positions` int64[S]; what follows are the dense tables of sampling/inputs.RowTables and, in a step with drafts,
-    those of sampling/inputs.BehindDrafts.
+    `places` and `positions` int64[S]; `tables` and `drafts` are those of sampling/inputs.RowTables, dense, and BehindDrafts.
     """
     rows, vocabulary = logits.shape
     require_dense_rows(logits)
     if not rows:
         return
     kernel = kernel_for(logits.device, SOURCE, "adjust_rows", ())
-    tables = (rates, marks, history, bias_tokens, bias_values, stop_tokens)
+    _, _, history, bias_tokens, _, stop_tokens = tables
     sizes = map(np.int32, (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1]))
-    drafts = [NULL if each is None else each.contiguous() for each in (fed, depths)]
-    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, *drafts, np.int64(logits.stride(0)), *sizes)
+    given = [NULL if each is None else each.contiguous() for each in drafts]
+    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, *given, np.int64(logits.stride(0)), *sizes)
     kernel((-(-vocabulary // SLICE), rows), (ADJUST_THREADS,), arguments)

@@ -94,10 +94,9 @@ def run(
         return None
     angles = kernel.Angles(step.cosine, step.sine, step.query_factors)
     aux = batch.aux and batch.aux._replace(layers=np.array(batch.aux.layers, dtype=np.int64))
-    return kernel.run(
-        stack, residual, last_norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
-        config.attention_softcap, aux,
-    )  # fmt: skip
+    tokens = kernel.StackStep(plan, step.slots, angles, batch.sample_at)
+    numbers = kernel.Numbers(config.rms_norm_eps, step.scale, config.attention_softcap)
+    return kernel.run(stack, residual, last_norm, caches, tokens, numbers, aux)
 
 
 def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Array, ...]] = ()) -> Caches | None:
