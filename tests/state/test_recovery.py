@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_drive import Engine, resumed_of
 
-from vnext.sched.turn import steady_turn
+from vnext.sched.turn import steady_state
 from vnext.state.events import StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.feasibility import refusal
 
@@ -76,7 +76,7 @@ def test_a_cautious_state_takes_no_steady_turn():
     engine.recover(cautious=2)
     engine.plan()
     commit = StepCommitted(step=engine.state.committed, tokens=pack_tokens([33]))
-    assert steady_turn(engine.state, commit, recorded=True) is None
+    assert steady_state(engine.state, commit, recorded=True) is None
 
 
 def test_caution_waits_for_those_that_are_still_to_come():

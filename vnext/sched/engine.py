@@ -18,7 +18,7 @@ import msgspec
 
 from vnext.sched.encoding import next_encoding
 from vnext.sched.schedule import schedule
-from vnext.sched.turn import steady_turn
+from vnext.sched.turn import steady_state, steady_turn
 from vnext.state.events import AnyEvent, StepCommitted, StepPlanned, plan_of
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check_cheap
@@ -128,13 +128,18 @@ class Engine:
         self._matched = [turn.matched, None]
         self._news = [(turn.going, (), note)]
 
+    def fold_untold(self, event: AnyEvent) -> None:
+        """Fold one event for a caller that records it and needs no news. Raises IllegalEvent or LawBroken."""
+        self.state = fold(self.state, event)[0]
+        self._check(self.state)
+
     def go_on(self, event: StepCommitted) -> Sequence[AnyEvent]:
         """Fold a commit with the plan behind it where both are the usual ones, for a caller that needs no news. Returns the two;
         none, with nothing done, where they are not."""
         planned = self.state.planned
-        if self._events or self._check is not check_cheap or (turn := steady_turn(self.state, event)) is None:
+        if self._events or self._check is not check_cheap or (reached := steady_state(self.state, event)) is None:
             return ()
-        self.state = turn.state
+        self.state = reached
         return event, StepPlanned(step=planned)
 
     def turn(self) -> Iterator[Ready]:

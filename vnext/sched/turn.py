@@ -37,16 +37,30 @@ class Turn(msgspec.Struct, frozen=True):
     going: Going
 
 
-def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> Turn | None:
-    """The turn that begins with this commit. Returns None, with nothing done, if it is not steady.
+def steady_turn(state: State, event: StepCommitted) -> Turn | None:
+    """The turn that begins with this commit. Returns None, with nothing done, if it is not steady."""
+    if (turned := _turned(state, event, recorded=False)) is None:
+        return None
+    reached, rows, sampled = turned
+    cells, (places, nobody) = state.rows.cells, _shared(len(rows))
+    matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
+    return Turn(reached, matched, all_going(cells, sampled) if len(rows) == cells.shape[1] else going_of(cells, rows, sampled))
+
+
+def steady_state(state: State, event: StepCommitted, recorded: bool = False) -> State | None:
+    """The state behind that turn, for callers that need no news.
 
     `recorded`: a log has the expected plan behind the commit, so there is no need to check for admissions.
     """
+    return None if (turned := _turned(state, event, recorded)) is None else turned[0]
+
+
+def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, np.ndarray, np.ndarray] | None:
+    """The state behind the turn, the rows that took a token (int64[n]) and their tokens (int32[n])."""
     if not _may_be_steady(state, event, recorded):
         return None
     config, cells, pool, scheduled = state.config, state.rows.cells, state.pool, state.in_flight[0]
-    count, given = cells.shape[1], len(event.tokens) // 4
-    sampled, out = np.frombuffer(event.tokens, np.int32), np.empty_like(cells)
+    count, sampled, out = cells.shape[1], np.frombuffer(event.tokens, np.int32), np.empty_like(cells)
     entries, asks = np.empty((4, count), np.int64), np.empty(count, bool)
     drafting = NO_DRAFTING if state.rows.drafting is None else state.rows.drafting
     work, blocks = np.empty((TURN_WORK_LINES, count), np.int64), np.empty(count, np.int32)
@@ -71,9 +85,7 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
     drafts = None if scheduled.drafts is None else np.zeros(made, np.int64)
     next_step = StepInFlight(state.planned, entries, asks, total, drafts)
     reached = _reached(state, event, Rows(out, state.rows.drafting), next_step, pool, tables)
-    rows, (places, nobody) = work[0, :given], _shared(given)
-    matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
-    return Turn(reached, matched, all_going(cells, sampled) if given == count else going_of(cells, rows, sampled))
+    return reached, work[0, : len(sampled)], sampled
 
 
 def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:

@@ -18,8 +18,11 @@ from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
 from vnext.sched import engine
-from vnext.sched.turn import steady_turn
+from vnext.sched.turn import steady_state
 from vnext.state.digest import digest
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import RequestAborted, StepCommitted
+from vnext.state.reduce import fold
 
 PREDICATE = '''
 def twelve_gave_way(before, event, after):
@@ -62,12 +65,27 @@ def test_steady_turns_tell_the_same_futures(log_dir, monkeypatch):
     """As event by event."""
     state, options = states_at(open_log(log_dir), [50])[50], future_options(open_log(log_dir), 300, 20, 5)
     found, turns = [], []
-    monkeypatch.setattr(engine, "steady_turn", lambda *given: turns.append(turn := steady_turn(*given)) or turn)
+    monkeypatch.setattr(engine, "steady_state", lambda *given: turns.append(turn := steady_state(*given)) or turn)
     for _ in range(2):
         found.append([future_of(state, seed, options) for seed in range(1, 50, 7)])
-        monkeypatch.setattr(engine, "steady_turn", lambda *given: None)
+        monkeypatch.setattr(engine, "steady_state", lambda *given: None)
     assert found[0] == found[1] and all(future.kind == "" and future.digest for future in found[0])
     assert sum(turn is not None for turn in turns) > 30
+
+
+@pytest.mark.parametrize("kind", [RequestAborted, StepCommitted])
+def test_the_event_that_breaks_a_future_is_its_last(log_dir, monkeypatch, kind):
+    def broken(state, event):
+        if isinstance(event, kind) and state.planned > 60:
+            raise IllegalEvent("broken")
+        return fold(state, event)
+
+    state, options = states_at(open_log(log_dir), [50])[50], future_options(open_log(log_dir), 300, 20, 5)
+    monkeypatch.setattr(engine, "fold", broken)
+    future = future_of(state, 1, options)
+    assert future.message == "IllegalEvent: broken" and isinstance(future.events[-1], kind)
+    *_, (_, _, after) = folded(state, future.events[:-1])
+    assert after.sequence == state.sequence + len(future.events) - 1
 
 
 def test_processes_share_the_same_futures(log_dir):

@@ -10,7 +10,6 @@ the two are a steady turn; not so if there is a predicate, because a predicate s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -107,7 +106,7 @@ class _Course:
         self.events: list[AnyEvent] = []
         self._rng, self._options, self._predicate = Rng(seed).fork(), options, predicate
         count = max(SAMPLES, state.config.max_num_seqs)
-        self._samples, self._drawn = _tokens(self._rng.word(), state.config.vocab_size or VOCAB_SIZE, count), 0
+        self._samples, self._drawn = _tokens(self._rng.word(), state.config.vocab_size or VOCAB_SIZE, count).tobytes(), 0
         self._turns = 0
         self._arrival_at = self._gap(options.arrivals_per_mille if options.arrivals else 0)
         self._abort_at = self._gap(options.aborts_per_mille)
@@ -178,14 +177,14 @@ class _Course:
         """Tokens for the oldest step: the next ones, restarting from the first if there are too few. Of each request's
         drafts some are kept."""
         scheduled = self.state.in_flight[0]
-        count, more = int(np.count_nonzero(scheduled.samples)), {}
+        count, more = scheduled.samples.tobytes().count(1), {}
         if scheduled.drafts is not None and scheduled.drafts.any():
             drafted = bytes(scheduled.drafts[scheduled.samples].tolist())
             counts = bytes(1 + self._rng.below(most + 1) for most in drafted)
             count, more = sum(counts), {"counts": counts, "drafted": drafted}
-        first = 0 if self._drawn + count > len(self._samples) else self._drawn
-        self._drawn = first + count
-        return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn].tobytes(), **more)
+        first = 0 if self._drawn + 4 * count > len(self._samples) else self._drawn
+        self._drawn = first + 4 * count
+        return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn], **more)
 
     def _commit(self, event: StepCommitted) -> None:
         """Commit the oldest step. As long as nothing comes from outside, steady turns follow, each a commit with its plan."""
@@ -193,7 +192,8 @@ class _Course:
         while self._turns < until and self.steps + 1 < self._options.steps:
             if not (events := self.engine.go_on(event)):
                 break
-            self._note(events, self.state)
+            self.events += events
+            self._check_all(len(events))
             self.steps += 1
             if self.state.slots or self.state.config.input_units:
                 return  # an adapter or an input may come before the next commit
@@ -202,22 +202,26 @@ class _Course:
         self._fold(event)
 
     def _fold(self, event: AnyEvent) -> None:
+        if self._predicate is None:
+            self.events.append(event)  # first: an event that breaks the engine is its last
+            self.engine.fold_untold(event)
+            return self._check_all(1)
         self.engine.fold(event)
         self._take(self.engine.take())
 
     def _take(self, ready: Ready) -> None:
         """Note the events."""
-        self._note(ready.events, ready.state)
+        self.events += ready.events
+        self._check_all(len(ready.events))
         before, event = ready.befores[0], ready.events[0]
         if self._predicate is not None and self._predicate(before, event, ready.state):
             raise Predicated(f"the predicate holds after event {before.sequence}")
         self.steps += plan_of(ready.events[-1]) is not None
 
-    def _note(self, events: Sequence[AnyEvent], after: State) -> None:
-        """Note what has been folded: one event, or a steady turn."""
-        self.events += events
-        if after.sequence % ALL_LAWS_EVENTS < len(events):
-            check(after)
+    def _check_all(self, count: int) -> None:
+        """Check all laws where they are due among the last `count` events."""
+        if self.state.sequence % ALL_LAWS_EVENTS < count:
+            check(self.state)
 
 
 def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:

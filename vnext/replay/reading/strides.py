@@ -16,7 +16,7 @@ from vnext.log.codec import Frame
 from vnext.log.log_plain import FRAME_HEAD
 from vnext.log.reading import STEADY_MIN, Item, Steady
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, missing, refused
-from vnext.sched.turn import steady_turn
+from vnext.sched.turn import steady_state
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import MatchedSamples
@@ -145,10 +145,9 @@ class Folding:
 def _turned(state: State, event: StepCommitted) -> State | None:
     """The state after a steady frame; None if its events must be folded one by one."""
     try:
-        turn = steady_turn(state, event, recorded=True)
+        return steady_state(state, event, recorded=True)
     except IMPOSSIBLE:
         return None
-    return turn.state if turn is not None else None
 
 
 def private_copy(state: State) -> State:
