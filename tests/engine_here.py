@@ -10,10 +10,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
+from vnext import LLM
 from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.runtime.engine import process as core_process
@@ -85,6 +87,13 @@ def engines_here() -> Iterator[None]:
             yield
         finally:
             _use_best_level()
+
+
+@contextmanager
+def llm_here(model: object, **settings: Any) -> Iterator[LLM]:
+    """An LLM whose engine is a thread of this process, and computes in one of its threads."""
+    with engines_here(), LLM(str(model), **{"executor": "inproc", "threads": 1} | settings) as llm:
+        yield llm
 
 
 def _use_best_level() -> None:

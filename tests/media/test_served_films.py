@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from engine_here import llm_here
 
 from tests.e2e.serving import Server, serving
 from tests.media.test_films import written
 from tests.models.families.towers.seeing_cases import save_seeing
 from tests.models.families.towers.tower_cases import save_reader
-from vnext import LLM, SamplingParams
+from vnext import SamplingParams
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -51,7 +52,7 @@ def test_a_chat_sees_its_video(server: Server, path: Path) -> None:
     first, again = asked(server, address_of(data)), asked(server, address_of(data))
     answer = first["choices"][0]["token_ids"]
     assert again["choices"][0]["token_ids"] == answer and again["usage"]["prompt_tokens_details"]["cached_tokens"] > 8
-    with LLM(str(path), dtype="float32", block_size=4) as llm:
+    with llm_here(path, dtype="float32", block_size=4) as llm:
         talk = [{"role": "user", "content": [{"type": "video", "video": data}, {"type": "text", "text": "d3 e4"}]}]
         [chatted] = llm.chat(talk, GREEDY, use_tqdm=False)
         prompt = {"prompt": f"<bos> user {SHOWN}d3 e4 <eos> ", "multi_modal_data": {"video": data}}
@@ -93,6 +94,6 @@ def test_files_below_a_folder_and_the_web_are_read_where_allowed(server: Server,
 
 def test_a_model_that_reads_images_alone_says_so(tmp_path: Path) -> None:
     save_reader(tmp_path)
-    with LLM(str(tmp_path), dtype="float32", block_size=4) as llm:
+    with llm_here(tmp_path, dtype="float32", block_size=4) as llm:
         with pytest.raises(InvalidRequest, match="is a video, and this model reads images only"):
             llm.generate({"prompt": "<image> d3", "multi_modal_data": {"video": (np.zeros((2, 32, 32, 3), np.uint8), 1.0)}}, GREEDY)

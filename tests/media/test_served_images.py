@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from engine_here import llm_here
 from PIL import Image
 
 from tests.e2e.serving import Server, serving
@@ -86,7 +87,7 @@ def test_a_chat_sees_its_images(server: Server, reader: tuple[Path, torch.nn.Mod
 def test_beams_see_their_images(server: Server, reader: tuple[Path, torch.nn.Module]) -> None:
     answer = asked(server, seen(PIXELS), use_beam_search=True, beam_width=1)
     assert answer["choices"][0]["token_ids"] == right(reader, answer["prompt_token_ids"], PIXELS)[0]
-    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+    with llm_here(reader[0], dtype="float32", block_size=4) as llm:
         prompt = {"prompt": "<image> d3 e4", "multi_modal_data": {"image": PIXELS}}
         [plain] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True))
         [found] = llm.beam_search([prompt], BeamSearchParams(beam_width=1, max_tokens=COUNT, ignore_eos=True))
@@ -159,7 +160,7 @@ def test_a_prompt_with_an_image_is_not_cut(server: Server) -> None:
 
 def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]) -> None:
     text = "<bos> user <image> d3 e4 <eos>"
-    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+    with llm_here(reader[0], dtype="float32", block_size=4) as llm:
         forms = (PIXELS, Image.fromarray(PIXELS), file_of(PIXELS), address_of(PIXELS))
         prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
         found = llm.generate(prompts, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), use_tqdm=False)
@@ -196,7 +197,7 @@ def test_a_program_chats_with_images_as_clients_do(server: Server, reader: tuple
     right = asked(server, seen(PIXELS))
     other = [{"type": "text", "text": "f5"}, *seen(PIXELS), {"type": "text", "text": "g6"}]
     between = asked(server, other)
-    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+    with llm_here(reader[0], dtype="float32", block_size=4) as llm:
         chats = [[{"role": "user", "content": [each, text]}] for each in FORMS.values()]
         found = llm.chat([*chats, [{"role": "user", "content": other}]], greedy)
         for answer in found[:-1]:

@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from engine_here import llm_here
 from test_served_sounds import SOUND
 from test_sounds import wav
 
 from tests.e2e.serving import Server, eventually, held, serving
 from tests.models.families.towers.listener_cases import SPAN, save_transcriber, sounds
-from vnext import LLM, SamplingParams
+from vnext import SamplingParams
 from vnext.media.sounds import file_of
 from vnext.media.store import digest_of
 from vnext.replay.reading.source import open_log
@@ -137,7 +138,7 @@ def test_no_log_keeps_samples_and_nothing_does_once_the_server_is_gone(listener:
 def test_several_answers_to_a_sound_are_those_of_each_alone(listener: Path) -> None:
     """And the sound is computed once."""
     prompt = {"prompt": "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>", "multi_modal_data": {"audio": SOUND}}
-    with LLM(str(listener), dtype="float32", block_size=4) as llm:
+    with llm_here(listener, dtype="float32", block_size=4) as llm:
         [several] = llm.generate(prompt, SamplingParams(n=4, seed=5, temperature=1.0, max_tokens=12))
         [fewer] = llm.generate(prompt, SamplingParams(n=2, seed=5, temperature=1.0, max_tokens=12))
     found = [each.token_ids for each in several.outputs]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_here import llm_here
 from serving import ROOT
 
 from vnext import LLM
@@ -48,7 +49,7 @@ class Model:
     def __init__(self, path: Path, files: list[bytes], prompts: list[list[int]]) -> None:
         self.path, self.files, self.prompts = path, files, prompts
         self.vectors = sum(len(input_tokens(b"x" * 15, SPAN if files is SOUNDS else TILE_TOKENS)) for _ in files)
-        with LLM(str(path), **USUAL) as llm:
+        with llm_here(path, **USUAL) as llm:
             self.right = self.answers(llm)
 
     def answers(self, llm: LLM, which: slice = slice(None), behind: int = 0) -> list[list[int]]:
@@ -98,7 +99,7 @@ def test_answers_are_those_of_one_engine_and_only_one_encodes(kind: str, setting
 
 
 def test_one_that_knows_a_prefix_reads_and_none_encodes(reader: Model) -> None:
-    with LLM(str(reader.path), **USUAL) as llm:
+    with llm_here(reader.path, **USUAL) as llm:
         right = reader.answers(llm, behind=11)
     with LLM(str(reader.path), **USUAL, **THREE) as llm:
         reader.answers(llm)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_here import llm_here
 from listener_cases import SAMPLES, SPAN, STATES, save_listener, sounds
 
 from vnext import LLM
@@ -89,13 +90,14 @@ def test_states_are_those_of_transformers(listener: tuple[Path, torch.nn.Module]
 def test_answers_are_those_of_transformers(listener: tuple[Path, torch.nn.Module], settings: dict[str, Any]) -> None:
     path, model = listener
     asked = [(0, TEXTS[0]), (1, TEXTS[1]), (0, TEXTS[2]), (2, TEXTS[0]), (3, TEXTS[3])]
-    with LLM(str(path), dtype="float32", **{"block_size": 4} | settings) as llm:
+    made = llm_here if "tensor_parallel_size" not in settings else LLM
+    with made(str(path), dtype="float32", **{"block_size": 4} | settings) as llm:
         found, _ = answers(llm, asked)
     assert found == [right(model, *each) for each in asked]
 
 
 def test_the_same_sound_is_a_hit_and_another_one_is_none(listener: tuple[Path, torch.nn.Module]) -> None:
-    with LLM(str(listener[0]), dtype="float32", block_size=4) as llm:
+    with llm_here(listener[0], dtype="float32", block_size=4) as llm:
         first, hits = answers(llm, [(0, TEXTS[0])])
         again, same = answers(llm, [(0, TEXTS[0])])
         other, shared = answers(llm, [(0, TEXTS[1])])
@@ -108,13 +110,13 @@ def test_sampled_answers_have_the_bits_of_any_batch(listener: tuple[Path, torch.
     asked = [(at % 4, TEXTS[at % 3]) for at in range(12)]
     found = []
     for settings in ({}, {"max_num_batched_tokens": 9}, {"max_num_seqs": 1}, {"threads": 2}):
-        with LLM(str(listener[0]), dtype="bfloat16", block_size=4, **settings) as llm:
+        with (LLM if "threads" in settings else llm_here)(str(listener[0]), dtype="bfloat16", block_size=4, **settings) as llm:
             found.append(answers(llm, asked, temperature=1.0)[0])
     assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_a_prompt_without_its_sound_is_refused(listener: tuple[Path, torch.nn.Module]) -> None:
-    with LLM(str(listener[0]), load_format="dummy", block_size=16) as llm:
+    with llm_here(listener[0], load_format="dummy", block_size=16) as llm:
         assert len(answers(llm, [(0, TEXTS[0])])[0][0]) == COUNT
         whole = input_tokens(bytes(15), SPAN)
         for prompt in ([3, 4], [*whole], [3, *whole, 3], [*input_tokens(bytes(15), SPAN - 1), 3]):
