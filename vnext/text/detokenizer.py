@@ -9,7 +9,7 @@ turns the whole run into replacement marks. The one exception: a run longer than
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from vnext.text.decoders import ByteLevel, Pieces
@@ -20,7 +20,7 @@ CONTEXT_TOKEN_COUNT = 8  # a UTF-8 character of at most four bytes never begins 
 REPLACEMENT = "\ufffd"
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-Spell = Callable[[int], str | None]  # a token as the vocabulary spells it; None: unknown, or to be skipped
+Spell = Callable[[int], str | None]  # a token as the vocabulary spells it; None: unknown
 
 
 class Detokenizer(Protocol):
@@ -34,9 +34,11 @@ class Detokenizer(Protocol):
 
 
 class ByteTokens(dict[int, tuple[bytes, str | None]]):
-    """Token -> its bytes, and its text where these are whole characters. Filled as tokens come; bounded by the vocabulary."""
+    """Token -> its bytes, and its text where these are whole characters; nothing for those `hidden`. Filled as tokens come; bounded
+    by the vocabulary."""
 
-    def __init__(self, byte_level: ByteLevel, spell: Spell) -> None:
+    def __init__(self, byte_level: ByteLevel, spell: Spell, hidden: Iterable[int]) -> None:
+        super().__init__(dict.fromkeys(hidden, (b"", "")))
         self._byte_level, self._spell = byte_level, spell
 
     def __missing__(self, token: int) -> tuple[bytes, str | None]:
@@ -73,9 +75,10 @@ class ByteLevelDetokenizer:
 
 
 class PieceTokens(dict[int, str | int | None]):
-    """Token -> its piece of text, its byte, or None for nothing. Filled as tokens come."""
+    """Token -> its piece of text, its byte, or None for nothing, as for those `hidden`. Filled as tokens come."""
 
-    def __init__(self, pieces: Pieces, spell: Spell) -> None:
+    def __init__(self, pieces: Pieces, spell: Spell, hidden: Iterable[int]) -> None:
+        super().__init__(dict.fromkeys(hidden))
         self.pieces = pieces
         self._spell = spell
 

@@ -141,12 +141,12 @@ class Tokenizer:
                 return WholeDetokenizer(lambda tokens: self.decode(tokens, skip_special_tokens), context)
 
     def _token_table(self, skip_special_tokens: bool) -> ByteTokens | PieceTokens | None:
-        spell = self._spell_text if skip_special_tokens else self._backend.id_to_token
+        spell, hidden = self._backend.id_to_token, self._special if skip_special_tokens else ()
         match self._decoder:
             case ByteLevel():
-                return ByteTokens(self._decoder, spell)
+                return ByteTokens(self._decoder, spell, hidden)
             case Pieces():
-                return PieceTokens(self._decoder, spell)
+                return PieceTokens(self._decoder, spell, hidden)
             case None:
                 return None
 
@@ -174,9 +174,6 @@ class Tokenizer:
                 return self._decoder.piece(spelt).encode() if byte is None else bytes([byte])
             case None:
                 return spelt.encode()
-
-    def _spell_text(self, token: int) -> str | None:
-        return None if token in self._special else self._backend.id_to_token(token)
 
 
 # ---- the most characters that one token can stand for ------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from vnext.runtime.protocol.merged_output import MergedOutput, TakenOutput
 from vnext.runtime.protocol.messages import RequestOutput
@@ -98,7 +98,8 @@ class OutputStream:
         while self._taker is not None and self._live and self._error is None:
             await self._woken()
         self._taker = None
-        self._raise_error()
+        if self._error is not None:
+            self._raise(self._error)
         return bool(self._live or self._pending)
 
     def _give(self, output: RequestOutput) -> None:
@@ -129,12 +130,12 @@ class OutputStream:
     async def _wait(self) -> None:
         while self._live and not self._has_news() and self._error is None:
             await self._woken()
-        self._raise_error()
-
-    def _raise_error(self) -> None:
         if self._error is not None:
-            self.close()
-            raise self._error
+            self._raise(self._error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        self.close()
+        raise error
 
     def _has_news(self) -> bool:
         return self._has_ended if self._waits_for_end else bool(self._pending)

@@ -71,31 +71,24 @@ class Values:
             raise InvalidRequest(f"The body has more than {bound} {words}: send several requests.")
 
 
-class Upload:
-    """A body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection. Mutable."""
-
-    def __init__(self, content: StreamReader) -> None:
-        self._content, self._size, self._started_s = content, 0, time.monotonic()
-
-    async def part(self) -> bytes:
-        """The next part. Raises BodyTooSlow, ClientGone, InvalidRequest."""
-        try:
-            if self._content.is_eof():  # all of it is here
-                return self._content.read_nowait()
-            left_s = self._started_s + PAUSE_S + self._size / BYTES_PER_S_MIN - time.monotonic()
-            async with asyncio.timeout(min(PAUSE_S, max(left_s, 0))):
-                part = await self._content.readany()
-            self._size += len(part)
-            return part
-        except TimeoutError:
-            raise BodyTooSlow(
-                f"The body came too slowly: {self._size} bytes in {time.monotonic() - self._started_s:.0f} s, at least "
-                f"{BYTES_PER_S_MIN} in each second and one in {PAUSE_S:g} s are needed."
-            ) from None
-        except ConnectionError as error:
-            raise ClientGone from error
-        except web.RequestPayloadError as error:
-            raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
+async def _part(content: StreamReader, size: int, started_s: float) -> bytes:
+    """The next part of a body of which `size` bytes have come since `started_s`. Accepts a slow upload that makes progress; refuses
+    one that only holds the connection. Raises BodyTooSlow, ClientGone, InvalidRequest."""
+    try:
+        if content.is_eof():  # all of it is here
+            return content.read_nowait()
+        left_s = started_s + PAUSE_S + size / BYTES_PER_S_MIN - time.monotonic()
+        async with asyncio.timeout(min(PAUSE_S, max(left_s, 0))):
+            return await content.readany()
+    except TimeoutError:
+        raise BodyTooSlow(
+            f"The body came too slowly: {size} bytes in {time.monotonic() - started_s:.0f} s, at least "
+            f"{BYTES_PER_S_MIN} in each second and one in {PAUSE_S:g} s are needed."
+        ) from None
+    except ConnectionError as error:
+        raise ClientGone from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
 
 
 class Unpacker:
@@ -146,10 +139,11 @@ async def body_pieces(request: web.Request, quota: Quota | None, client: str, si
     it got back. Raises InvalidRequest, ContentRefused, BodyTooSlow, ClientGone, Overloaded, HTTPException (413)."""
     if (length := request.content_length or 0) > size_max:
         raise web.HTTPRequestEntityTooLarge(size_max, length)
-    encoding, size = request.headers.get("Content-Encoding"), 0
-    unpacker, upload = Unpacker(encoding) if encoding else None, Upload(request.content)
+    encoding, started_s, come, size = request.headers.get("Content-Encoding"), time.monotonic(), 0, 0
+    unpacker = Unpacker(encoding) if encoding else None
     while not request.content.at_eof():
-        part = await upload.part()
+        part = await _part(request.content, come, started_s)
+        come += len(part)
         for piece in (part,) if unpacker is None else unpacker.pieces(part):
             size += len(piece)
             if size > size_max:

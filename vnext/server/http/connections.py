@@ -44,9 +44,9 @@ def room_for(connections_max: int) -> int:
     return connections_max if now == resource.RLIM_INFINITY else max(1, min(connections_max, now - FILES_BESIDE))
 
 
-class _State:
-    """One connection, busy within a `with` block. `since_s`: when it opened, ended its last request or last read a part of an
-    answer. `pending`: bytes that waited for the client then. Mutable."""
+class State:
+    """One connection. `since_s`: when it opened, ended its last request or last read a part of an answer. `pending`: bytes that
+    waited for the client then. Mutable."""
 
     __slots__ = ("asked", "busy", "pending", "request_id", "since_s")
 
@@ -56,10 +56,8 @@ class _State:
         self.pending = 0
         self.request_id = ""
 
-    def __enter__(self) -> None:
-        self.asked = self.busy = True
-
-    def __exit__(self, *_: object) -> None:
+    def rest(self) -> None:
+        """The connection's request has been answered."""
         self.busy, self.since_s = False, time.monotonic()
 
 
@@ -69,11 +67,13 @@ class Connections:
     def __init__(self, settings: ServerSettings, closed: Callable[[str], None] = lambda reason: None) -> None:
         self._settings, self._closed = settings, closed
         self._client_max = share_of(settings.connections_max, CLIENT_SHARE)
-        self._states: dict[RequestHandler, _State] = {}
+        self._states: dict[RequestHandler, State] = {}
 
-    def busy(self, connection: RequestHandler, request_id: str = "") -> _State:
-        """A context manager: the connection has a request."""
-        state = self._states.setdefault(connection, _State(time.monotonic()))
+    def busy(self, connection: RequestHandler, request_id: str = "") -> State:
+        """The connection has a request, until `rest`."""
+        if (state := self._states.get(connection)) is None:
+            state = self._states[connection] = State(time.monotonic())
+        state.asked = state.busy = True
         state.request_id = request_id
         return state
 
@@ -85,7 +85,7 @@ class Connections:
 
     def look(self, connections: Iterable[RequestHandler], now_s: float) -> bool:
         """Close the connections that are due, or a part of them; returns whether none is left. `connections`: all open ones."""
-        self._states = {each: self._states.get(each) or _State(now_s) for each in connections}
+        self._states = {each: self._states.get(each) or State(now_s) for each in connections}
         late = {}
         for each, state in self._states.items():
             limit_s, reason = self._limit(each, state, now_s)
@@ -109,7 +109,7 @@ class Connections:
             log.warning(words, state.request_id, *figures, extra={"request_id": state.request_id})
         _abort(connection)
 
-    def _limit(self, connection: RequestHandler, state: _State, now_s: float) -> tuple[float, str]:
+    def _limit(self, connection: RequestHandler, state: State, now_s: float) -> tuple[float, str]:
         """How long a connection may stay in its state, and why not longer. What waits grows only while the stream goes on: a
         client that takes a few bytes now and then gets no more time."""
         transport = connection.transport

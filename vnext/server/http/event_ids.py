@@ -95,12 +95,6 @@ def last_event(headers: Mapping[str, str]) -> LastEvent | None:
     return found
 
 
-def reads_ids(headers: Mapping[str, str]) -> bool:
-    """Whether a client says that it reads server-sent events, as EventSource must. Many clients of OpenAI's API, `vllm bench serve`
-    among them, say nothing of the kind, take each event for one line of data, and fail at any other line."""
-    return "text/event-stream" in headers.get("Accept", "").lower()
-
-
 def origin_in(headers: Mapping[str, str]) -> str:
     """The fingerprint of the system that began the stream with which a client goes on, "" where that is not known."""
     found = _parsed(headers.get(HEADER, ""))

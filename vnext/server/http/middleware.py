@@ -84,8 +84,11 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """See `connections`; name the request, count its answer and write the access line."""
     started_s, front = time.monotonic(), request.app[FRONT]
     identify(request)
-    with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):
+    connection = request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID])
+    try:
         response = await handler(request)
+    finally:
+        connection.rest()
     resource = request.match_info.route.resource
     front.count(request.method, "other" if resource is None else resource.canonical, response.status)
     if front.log.isEnabledFor(logging.INFO):
