@@ -107,7 +107,7 @@ class SteadyCore:
         recorder = Recorder.open(f"{self._folder.name}/log", started, settings.log, Bounds(timestamped=True))
         ready = EngineReady(config=started.config, model="none", world_size=1, log_dir="")
         self.clients = Clients(front, ready, 0)
-        self.core = EngineCore(started, self._executor, recorder, self.clients)
+        self.core = EngineCore(started, self._executor, recorder, self.clients, settings)
         self._poller = zmq.Poller()
         self._poller.register(front, zmq.POLLIN)
         self._executor.watch(self._poller)

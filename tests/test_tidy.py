@@ -193,7 +193,7 @@ ATTRIBUTES = {
     "ModelRunner": 18, "Recovery": 20, "Rerun": 18, "TierTransfers": 18, "ServerMetrics": 17,
 }  # fmt: skip
 PARAMETERS = {
-    "ModelRunner.__init__": 12, "load_params": 11, "Loader.__init__": 10, "EngineCore.__init__": 10,
+    "ModelRunner.__init__": 12, "load_params": 11, "Loader.__init__": 10,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
 ANYS_MAX = 966

@@ -16,7 +16,7 @@ from vnext.runtime.engine.executor import InprocExecutor
 from vnext.runtime.processes.run_dir import CoreNotes
 from vnext.runtime.protocol.messages import Operate, Operated
 from vnext.runtime.protocol.operations import Mode, UpdateWeights
-from vnext.runtime.protocol.settings import RankSettings
+from vnext.runtime.protocol.settings import EngineSettings, RankSettings
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.state.config import SchedulerConfig
@@ -117,7 +117,8 @@ def record(
         config=made, model=str(path), model_digest=ready.model_digest, world_size=1, environment=ready.environment, started_ns=0
     )
     story = Story(seed, requests, tokens, made.vocab_size)
-    core = EngineCore(started, executor, Recorder.open(log_dir, started, privacy, Bounds(segment_bytes=segment_bytes)), story)
+    recorder = Recorder.open(log_dir, started, privacy, Bounds(segment_bytes=segment_bytes))
+    core = EngineCore(started, executor, recorder, story, EngineSettings())
     turns, updates = 0, dict(updates or {})
     while turns < TURNS_MAX:
         if not story.asked:

@@ -47,6 +47,7 @@ from vnext.runtime.protocol.messages import (
     encoder,
     engine_decoder,
 )
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.transport.ring.broadcast import decode_events
 from vnext.runtime.transport.ring.reader import RingReader
@@ -110,7 +111,7 @@ class Bench:
         ready = EngineReady(config=self.config, model="toy", world_size=executor.world_size, log_dir="")
         recorder = Recorder.open(log_dir, started, privacy)
         clients = Clients(self._front, ready, root_seed=7)
-        self.core = EngineCore(started, executor, recorder, clients, all_laws, recovery=recovery)
+        self.core = EngineCore(started, executor, recorder, clients, EngineSettings(check_laws=all_laws), recovery)
         self._sockets = [self._front]
 
     def client(self) -> zmq.Socket:

@@ -21,7 +21,7 @@ from vnext.log.stream import EventStreams
 from vnext.runtime.engine.clients import Clients
 from vnext.runtime.engine.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.engine.executor import Executor, NoRanks
-from vnext.runtime.engine.facilities import Facilities
+from vnext.runtime.engine.facilities import NOTHING_HELD, Facilities, Held
 from vnext.runtime.engine.facility import NO_ERRORS
 from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
@@ -37,6 +37,7 @@ from vnext.runtime.protocol.messages import (
     StepResult,
 )
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.transport.ring.broadcast import encode_begin, encode_events
 from vnext.sched.engine import Engine, Ready
@@ -48,7 +49,6 @@ from vnext.state.events import (
     EngineStarted,
     RequestAborted,
     RequestId,
-    TierOpened,
     WeightsChanged,
     plan_of,
 )
@@ -94,19 +94,17 @@ class EngineCore:
         self,
         started: EngineStarted,
         executor: Executor, recorder: Recorder, clients: Clients,
-        all_laws: bool = False, step_timeout_s: float = 0.0,
-        recovery: Recovery | None = None, tier: TierOpened | None = None, ticket: str = "",
+        settings: EngineSettings, recovery: Recovery | None = None, held: Held = NOTHING_HELD,
     ) -> None:
-        """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk. `ticket`:
-        what clients take to the engine that blocks are handed over to."""
+        """`recovery`: what replaces ranks that are lost; None: the engine ends with them."""
         self._started, self._executor, self._recorder, self._clients = started, executor, recorder, clients
         self._recovery = recovery or Recovery()
         self._poller: zmq.Poller | None = None
         operations = Operations(started, executor.send, self._answer, clients.notes)
-        self._facilities = Facilities(started, executor.send, clients, operations, tier, ticket)
-        self.engine = Engine(start(started), self._facilities.all, check if all_laws else check_cheap)
+        self._facilities = Facilities(started, executor.send, clients, operations, held)
+        self.engine = Engine(start(started), self._facilities.all, check if settings.check_laws else check_cheap)
         self._news, self._failures, self._misses = ClientNews(), Failures(), CacheMisses()
-        self._checks, self._progress = RankChecks(started.world_size), Progress(step_timeout_s)
+        self._checks, self._progress = RankChecks(started.world_size), Progress(settings.step_timeout_s)
         self._stats_due_s = 0.0
         self._streams = EventStreams[bytes](started, __version__)
         executor.while_full = self._send_stats

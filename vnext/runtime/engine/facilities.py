@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
@@ -21,27 +22,35 @@ from vnext.state.pool import HELD, Pool, pinned_pages
 from vnext.state.state import State
 
 
+class Held(NamedTuple):
+    """What ranks hold beside their caches. `tier`: blocks on disk, None without a disk tier. `ticket`: what clients take to the
+    engine that blocks are handed over to, "" where this one hands nothing over."""
+
+    tier: TierOpened | None = None
+    ticket: str = ""
+
+
+NOTHING_HELD = Held()
+
+
 class Facilities:
     """Those of one engine core. `all` is in the order in which a turn asks for events."""
 
-    def __init__(
-        self, started: EngineStarted, send: Send, clients: Clients, operations: Operations, tier: TierOpened | None, ticket: str
-    ) -> None:
-        """`tier`: what ranks have on disk, None without a disk tier. `ticket`: "" where this engine hands nothing over."""
+    def __init__(self, started: EngineStarted, send: Send, clients: Clients, operations: Operations, held: Held) -> None:
         self.operations = operations
         self.shortages = Shortages()
         self.all: list[Facility] = [operations, self.shortages]
         if started.config.max_loras:
             self.all.append(AdapterLoading(started.world_size, send, clients.asked.adapter_files))
-        if tier is not None:
+        if held.tier is not None:
             clients.asked.tickets = {}
-            self.all.append(TierTransfers(started.world_size, send, tier, clients.asked.tickets))
+            self.all.append(TierTransfers(started.world_size, send, held.tier, clients.asked.tickets))
         if started.config.pinned_pages_max:
             self.all.append(EventClock())
         self._handovers: HandOvers | None = None
-        if ticket:
+        if held.ticket:
             clients.asked.to_hand_over = set()
-            self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.asked.to_hand_over)
+            self._handovers = HandOvers(started.world_size, held.ticket, clients.tell, clients.asked.to_hand_over)
             self.all.append(self._handovers)
         self.draft_costs: DraftCosts | None = None
         self.experts: ExpertStats | None = None  # as rank 0 has reported it last

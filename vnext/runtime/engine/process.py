@@ -29,6 +29,7 @@ from vnext.models.errors import ModelError
 from vnext.runtime.engine.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.engine.engine_core import EngineCore
 from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor
+from vnext.runtime.engine.facilities import Held
 from vnext.runtime.engine.handovers import ticket_of
 from vnext.runtime.engine.progress import RanksStalled
 from vnext.runtime.engine.recovery import NoMoreRanks, Recovery
@@ -321,8 +322,8 @@ def start_core(
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     secret = secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
-    on_disk, ticket = opening(ranks, engine.kv_disk_bytes), ticket_of(ranks, engine.handover_transport, secret)
-    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk, ticket)
+    held = Held(opening(ranks, engine.kv_disk_bytes), ticket_of(ranks, engine.handover_transport, secret))
+    core = EngineCore(started, executor, recorder, clients, engine, recovery, held)
     if measures_drafts(engine, started):
         core.measure_draft_costs()
     if before is not None:
