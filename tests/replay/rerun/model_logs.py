@@ -11,6 +11,7 @@ import msgspec
 from vnext.log import codec
 from vnext.log.codec import SegmentHeader
 from vnext.log.reading import read
+from vnext.runtime.engine.clients import Asked
 from vnext.runtime.engine.engine_core import EngineCore
 from vnext.runtime.engine.executor import InprocExecutor
 from vnext.runtime.processes.run_dir import CoreNotes
@@ -43,13 +44,13 @@ class Story:
 
     def __init__(self, seed: int, requests: int, tokens: int, vocabulary: int) -> None:
         self.left = requests
-        self.notes, self.operations, self.asked = CoreNotes(""), [], 0
+        self.notes, self.asked, self.updating = CoreNotes(""), Asked(), 0
         self._rng = random.Random(seed)
         self._tokens, self._vocabulary = tokens, vocabulary
         self._shared = [self._rng.randrange(vocabulary) for _ in range(24)]
 
     def arrived(self, state: State, ready: object = None) -> Iterator[AnyEvent]:
-        next_id, kept = state.next_id, KEPT if self.asked else 0
+        next_id, kept = state.next_id, KEPT if self.updating else 0
         for id_ in range(next_id, next_id + min(max(self.left - kept, 0), self._rng.randint(0, 2))):
             self.left -= 1
             yield self._arrival(id_)
@@ -68,7 +69,6 @@ class Story:
         return RequestArrived(id=id_, name=f"r{id_}", prompt=pack_tokens(prompt), sampling=sampling, priority=0, arrival_ns=0)
 
     is_behind = False
-    subscribed: tuple[()] = ()
 
     def begun(self, ids: list[int], missed: object) -> None:
         """Nobody waits."""
@@ -82,11 +82,11 @@ class Story:
     def answer(self, peer: bytes, message: Operated) -> None:
         """An operation is done."""
         assert not message.error, message.error
-        self.asked -= 1
+        self.updating -= 1
 
     def update(self, path: Path, mode: Mode) -> None:
-        self.asked += 1
-        self.operations.append((b"", Operate(name=str(path), operation=UpdateWeights(paths=(str(path),), mode=mode))))
+        self.updating += 1
+        self.asked.operations.append((b"", Operate(name=str(path), operation=UpdateWeights(paths=(str(path),), mode=mode))))
 
 
 def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankSettings:
@@ -121,13 +121,13 @@ def record(
     core = EngineCore(started, executor, recorder, story, EngineSettings())
     turns, updates = 0, dict(updates or {})
     while turns < TURNS_MAX:
-        if not story.asked:
+        if not story.updating:
             turns += 1
         if turns in updates:
             story.update(*updates.pop(turns))
         core.step()
         after(core.state)
-        if not (story.left or story.asked or core.state.requests or core.state.in_flight):
+        if not (story.left or story.updating or core.state.requests or core.state.in_flight):
             break
     core.shut_down()
     return log_dir
