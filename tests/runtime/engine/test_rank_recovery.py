@@ -279,10 +279,15 @@ def test_ranks_of_other_weights_are_not_taken(make_bench) -> None:  # noqa: F811
         def started(self) -> tuple[RankReady, ...]:
             return (RankReady(model=model, rank=0, page_count_max=5, block_bytes=1, model_digest="other", environment={}),)
 
+        def kill(self) -> None:
+            ended.append(self)
+
+    ended: list[Others] = []
     recovery = Recovery(lambda generation: Others(), 10, (facts,))
     bench = make_bench(Ranks(lambda plans: killed() if plans == 3 else None), recovery=recovery)
     with pytest.raises(NoMoreRanks, match="differ from those before in model_digest"):
         ask(bench)
+    assert len(ended) == 1, "they do not stay either"
 
 
 # ---- a request that kills the ranks ------------------------------------------------------------------------------

@@ -278,11 +278,12 @@ class EngineCore:
         """Record and report what has happened meanwhile. New ranks that are ready begin with the state behind it."""
         if self.engine.has_news:
             self._carry_out(self.engine.take())
-        if (executor := self._recovery.look()) is None:
+        if (found := self._recovery.look()) is None:
             return
+        executor, ranks = found
         self._executor = executor
         executor.while_full = self._send_stats
-        self._facilities.begin_again(executor.send, self._recovery.ready)
+        self._facilities.begin_again(executor.send, ranks)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from vnext.runtime.engine.due_reports import Drifted
-from vnext.runtime.engine.executor import STOP_GRACE_S, Executor
+from vnext.runtime.engine.executor import Executor
 from vnext.runtime.engine.facility import Facility
 from vnext.runtime.engine.progress import RanksStalled
 from vnext.runtime.processes.subprocesses import ChildDied, HostLost, RankStartFailed
@@ -49,72 +49,40 @@ LOSSES = (ChildDied, RanksStalled, RankGaveUp, Drifted, RingClosed, RingCorrupt,
 START_ERRORS = (ChildDied, RankStartFailed, HostLost, OSError)
 
 
-class Recovery:
-    """The ranks of one engine that were lost, and those that start. Mutable.
+class OtherRanks:
+    """Lost ranks that are being ended, and those that start in their place. Mutable. `again(generation)` makes an executor of new
+    processes. They load when no lost one holds memory any more, or beside those that the system does not let go of."""
 
-    `sentence` is "" unless there are no ranks now. `count` and `seconds` are of the recoveries that are complete; `stall_count` and
-    `stall_seconds` of executors that were lost. `ready`: what the newest ranks reported when they were ready. `again(generation)`
-    makes an executor of new processes; None: there can be none.
-    """
-
-    def __init__(
-        self,
-        again: Callable[[int], Executor] | None = None,
-        restarts_max: int = 0,
-        facts: Sequence[RankReady] = (),
-        log_dir: str = "",
-    ) -> None:
-        """`facts`: what the first ranks reported when they were ready. `log_dir`: the folder for stacks, "" for none."""
-        self._again, self._restarts_max, self._log_dir = again, restarts_max, log_dir
-        self._facts, self.ready = [_lasting(each) for each in facts], facts
-        self._poison = PoisonGuard()
+    def __init__(self, again: Callable[[int], Executor] | None) -> None:
+        self.again = again
         self._lost: list[Executor] = []
         self._next: Executor | None = None
         self._loads = False
         self._generation = 0
-        self._in_a_row = 0
-        self._first_step = -1  # a commit of this step or a later one is progress
-        self._began_s = self._due_s = self._held_until_s = 0.0
-        self.sentence = ""
-        self.count, self.seconds = 0, 0.0
-        self.stall_count, self.stall_seconds = 0, 0.0
+        self._held_until_s = self.due_s = 0.0
 
-    def begin(self, error: Exception, ranks: Executor, state: State) -> tuple[EngineRecovered, dict[int, str]]:
-        """Take the loss of these ranks: the event of it, and whom to abort before, with the error for its client. Raises `error`
-        or NoMoreRanks where the engine cannot go on."""
-        if isinstance(error, RanksStalled):
-            self._keep_stacks(ranks.stacks(state.in_flight[0].step), state.in_flight[0].step)
-        if self._again is None or not self._restarts_max:
-            raise error
-        if state.committed > self._first_step:
-            self._in_a_row = 0
-        self._first_step, self._began_s = state.planned, time.monotonic()
-        self.stall_count += ranks.stall_count
-        self.stall_seconds += ranks.stall_seconds
-        self._lose(ranks, error)
-        cause = cause_of(error)
-        self.sentence = f"The engine's ranks are started again: {cause}."
-        blamed, cautious = self._poison.judge(state)
-        return EngineRecovered(cause=cause, cautious=cautious), {} if blamed is None else blame(blamed, cause)
+    def end(self, ranks: Executor) -> None:
+        """Those of an engine that lost some of them."""
+        ranks.kill()
+        self._lost.append(ranks)
+        self._held_until_s = time.monotonic() + HELD_MAX_S
 
-    def look(self) -> Executor | None:
-        """Go on with what has been begun, without waiting: new ranks, once they have loaded. Raises NoMoreRanks."""
+    def end_next(self) -> None:
+        """Those that could not start."""
+        failed, self._next = self._next, None
+        if failed is not None:
+            self.end(failed)
+
+    def look(self) -> tuple[Executor, Sequence[RankReady]] | None:
+        """New ranks, started from `due_s` on, once they have loaded, with what they report. Raises one of START_ERRORS."""
         ended = [each for each in self._lost if each.has_ended]
         self._lost = [each for each in self._lost if each not in ended]
         for each in ended:
             each.stop(0.0)
-        try:
-            return self._started()
-        except START_ERRORS as error:
-            failed, self._next = self._next, None
-            self._lose(failed, error)
-        return None
-
-    def _started(self) -> Executor | None:
-        if self._next is None and time.monotonic() >= self._due_s:
-            assert self._again is not None, "ranks are lost only where others can start"
+        if self._next is None and time.monotonic() >= self.due_s:
+            assert self.again is not None, "ranks are lost only where others can start"
             self._generation += 1
-            self._next, self._loads = self._again(self._generation), False
+            self._next, self._loads = self.again(self._generation), False
         if self._next is None or (self._lost and time.monotonic() < self._held_until_s):
             return None
         if not self._loads:
@@ -124,31 +92,93 @@ class Recovery:
             self._next.begin()
         if (facts := self._next.started()) is None:
             return None
-        self._require_same(facts)
-        ranks, self._next, self.sentence, self.ready = self._next, None, "", facts
-        self.count += 1
-        self.seconds += (seconds := time.monotonic() - self._began_s)
-        log.warning("The engine goes on with new ranks after %.1f s.", seconds)
-        return ranks
+        ranks, self._next = self._next, None
+        return ranks, facts
 
-    def _lose(self, ranks: Executor | None, error: Exception) -> None:
-        """End ranks, and decide when others start. Raises NoMoreRanks."""
-        if ranks is not None:
-            ranks.kill()
-            self._lost.append(ranks)
-            self._held_until_s = time.monotonic() + HELD_MAX_S
+    def stop(self) -> None:
+        """End what has been begun."""
+        for each in (*self._lost, *([] if self._next is None else [self._next])):
+            each.kill()
+            each.stop(0.0)
+        self._lost, self._next = [], None
+
+
+class Recovery:
+    """How often the ranks of one engine were lost, and what becomes of it then. Mutable.
+
+    `sentence` is "" unless there are no ranks now. `count` and `seconds` are of the recoveries that are complete; `stall_count` and
+    `stall_seconds` of executors that were lost.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[int], Executor] | None = None,
+        restarts_max: int = 0,
+        facts: Sequence[RankReady] = (),
+        log_dir: str = "",
+    ) -> None:
+        """`again`: as of OtherRanks; None: there can be none. `facts`: what the first ranks reported when they were ready.
+        `log_dir`: the folder for stacks, "" for none."""
+        self._restarts_max, self._log_dir = restarts_max, log_dir
+        self._facts = [_lasting(each) for each in facts]
+        self._poison, self._others = PoisonGuard(), OtherRanks(again)
+        self._in_a_row = 0
+        self._first_step = -1  # a commit of this step or a later one is progress
+        self._began_s = 0.0
+        self.sentence = ""
+        self.count, self.seconds = 0, 0.0
+        self.stall_count, self.stall_seconds = 0, 0.0
+
+    def begin(self, error: Exception, ranks: Executor, state: State) -> tuple[EngineRecovered, dict[int, str]]:
+        """Take the loss of these ranks: the event of it, and whom to abort before, with the error for its client. Raises `error`
+        or NoMoreRanks where the engine cannot go on."""
+        if isinstance(error, RanksStalled):
+            self._keep_stacks(ranks.stacks(state.in_flight[0].step), state.in_flight[0].step)
+        if self._others.again is None or not self._restarts_max:
+            raise error
+        if state.committed > self._first_step:
+            self._in_a_row = 0
+        self._first_step, self._began_s = state.planned, time.monotonic()
+        self.stall_count += ranks.stall_count
+        self.stall_seconds += ranks.stall_seconds
+        self._others.end(ranks)
+        self._start_others(error)
+        cause = cause_of(error)
+        self.sentence = f"The engine's ranks are started again: {cause}."
+        blamed, cautious = self._poison.judge(state)
+        return EngineRecovered(cause=cause, cautious=cautious), {} if blamed is None else blame(blamed, cause)
+
+    def look(self) -> tuple[Executor, Sequence[RankReady]] | None:
+        """As OtherRanks.look, without waiting. Raises NoMoreRanks."""
+        try:
+            found = self._others.look()
+        except START_ERRORS as error:
+            self._others.end_next()
+            self._start_others(error)
+            return None
+        if found is not None:
+            self._require_same(*found)
+            self.sentence = ""
+            self.count += 1
+            self.seconds += (seconds := time.monotonic() - self._began_s)
+            log.warning("The engine goes on with new ranks after %.1f s.", seconds)
+        return found
+
+    def _start_others(self, error: Exception) -> None:
+        """Decide when others start. Raises NoMoreRanks."""
         count, self._in_a_row = self._in_a_row, self._in_a_row + 1
         if count >= self._restarts_max:
             times = "once" if count == 1 else f"{count} times in a row"
             raise NoMoreRanks(f"{error}\nThe ranks were started again {times} without a step's result")
         delay_s = min(FIRST_DELAY_S * 2 ** (count - 1), DELAY_MAX_S) if count else 0.0
-        self._due_s = time.monotonic() + delay_s
+        self._others.due_s = time.monotonic() + delay_s
         log.warning("The engine starts new ranks%s: %s", f" in {delay_s:g} s" if delay_s else "", error)
 
-    def _require_same(self, facts: Sequence[RankReady]) -> None:
-        """Raise NoMoreRanks if the new ranks would give other tokens."""
+    def _require_same(self, ranks: Executor, facts: Sequence[RankReady]) -> None:
+        """End the new ranks and raise NoMoreRanks if they would give other tokens."""
         for before, now in zip(self._facts, map(_lasting, facts)):
             if names := [name for name in before if before[name] != now[name]]:
+                self._others.end(ranks)
                 raise NoMoreRanks(
                     f"the ranks that were started again differ from those before in {', '.join(names)}: have the model's files or "
                     "the machine changed? Start the engine again"
@@ -169,12 +199,9 @@ class Recovery:
                 else:
                     log.warning("The stack of rank %d is in %s.", rank, path)
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """End what has been begun."""
-        for each in (*self._lost, *([] if self._next is None else [self._next])):
-            each.kill()
-            each.stop(0.0)
-        self._lost, self._next = [], None
+    def stop(self) -> None:
+        """As OtherRanks.stop."""
+        self._others.stop()
 
 
 def cause_of(error: Exception) -> str:
