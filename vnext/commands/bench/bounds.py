@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from vnext.commands.bench import energy
 from vnext.commands.bench.figures import PERCENTS, rates, server_figures, spread_ms
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline
@@ -35,7 +36,8 @@ _TIMES, _SHAPED = tuple(server_figures([_ANSWER], 1.0)), ("rate_asked_per_s", "r
 _SERVED = (*_TIMES, *_SHAPED, "client_late_p99_ms", "client_cores")
 _SIZED = ("gpus_each", "replicas", "gpus", "price", "max_num_seqs", "blocks", "cache_tokens")
 FIGURES: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "serve": _SERVED, "sweep": ("knee_request_rate", "knee_concurrency", "good_share", *_SERVED), "throughput": _SERVED,
+    "serve": (*_SERVED, *energy.FIGURES),
+    "sweep": ("knee_request_rate", "knee_concurrency", "good_share", *_SERVED), "throughput": _SERVED,
     "latency": (
         "repeats", "batch", "output_tokens_a_batch", *spread_ms([0.0], "batch"), *spread_ms([0.0], "step"), "weights_mb_a_step",
         "memory_read_gb_per_s", "share_of_memory_bound",
@@ -107,6 +109,7 @@ def figures_of(given: Given) -> Iterator[str]:
     has_rate = rate and not isinf(rate)
     absent = {"knee_request_rate" if values.get("concurrencies") else "knee_concurrency", *(() if has_rate else _SHAPED)}
     absent |= set() if values.get("goodput") else {"good_share"}
+    absent |= set() if values.get("energy") else {*energy.FIGURES}
     for name in FIGURES[command]:
         numbers = product(*([word.strip() for word in values[option].split(",")] for option in LISTED.findall(name)))
         yield from (LISTED.sub("{}", name).format(*each) for each in numbers if name not in absent)

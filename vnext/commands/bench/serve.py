@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, isinf
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from tqdm import tqdm
@@ -26,6 +27,7 @@ from vnext.commands.bench.datasets import (
     text_of,
     texts,
 )
+from vnext.commands.bench.energy import FIGURES, EnergyWatch, Meter, meters
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
@@ -103,6 +105,7 @@ RESULTS = (
     Option("percentile_metrics", ("--percentile-metrics",), str, "ttft,tpot,itl", "of ttft, tpot, itl, e2el"),
     Option("percentiles", ("--metric-percentiles",), str, "99", "as 50,90,99"),
     Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 e2el:5000"),
+    Option("energy", ("--energy",), bool, False, "also joules of this machine's processors (RAPL) and GPUs (NVML)"),
     Option("save_result", ("--save-result",), bool, False, "write a JSON file with vLLM's names"),
     Option("save_detailed", ("--save-detailed",), bool, False, "with each request's lengths, times, text and error"),
     Option("result_dir", ("--result-dir",), str, "", "its folder (default: this one)"),
@@ -122,15 +125,17 @@ def serve(given: Given) -> Result:
         extra |= dict(zip(("ramp_up_start_rps", "ramp_up_end_rps"), ramp_of(values)), ramp_up_strategy=values["ramp_up_strategy"])
     if values["save_result"]:
         require_writable(result_path(values, f".vnext-bench-{os.getpid()}"), f"--result-dir {values['result_dir'] or '.'}")
+    energy = meters(urlsplit(url_of(values)).hostname or "") if values["energy"] else []
     samples = samples_of(values, tokenizer_of(values))
-    name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
+    name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples, energy))
+    spent = {figure: seen[figure] for figure in FIGURES if figure in seen}
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
     asked = 0.0 if any(each.follows for each in samples) else rate  # that of agents is not that of requests
     result: dict[str, Value] = {
         "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": values["backend"], "backend": values["backend"], "label": None,
         "model_id": name, "tokenizer_id": tokenizer_name(values), "num_prompts": len(samples), **extra,
         "request_rate": rate or "inf", "burstiness": values["burstiness"], "max_concurrency": values["concurrency"] or None,
-        **result_of(timelines, elapsed_s, wanted),
+        **result_of(timelines, elapsed_s, wanted), **spent,
     }  # fmt: skip
     intervals = intervals_of(timelines, wanted)
     if values["save_result"]:
@@ -141,7 +146,10 @@ def serve(given: Given) -> Result:
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
-        shown="\n".join([table(result, wanted), *interval_lines(intervals), *(f"note: {note}" for note in notes)]),
+        shown="\n".join([
+            table(result, wanted), *(f"{name}: {value:,}" for name, value in spent.items()), *interval_lines(intervals),
+            *(f"note: {note}" for note in notes),
+        ]),
     )
 
 
@@ -207,11 +215,11 @@ def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
 
 
 async def measured(
-    values: Mapping[str, Any], samples: Sequence[Sample]
+    values: Mapping[str, Any], samples: Sequence[Sample], energy: Sequence[Meter] = ()
 ) -> tuple[str, list[Timeline], float, float, dict[str, float]]:
     """Warm up and send the load: the model's name, the timelines, the start and the seconds it took, and what the client itself
-    took."""
-    url = server_url(values["base_url"]) or f"http://{values['bench_host']}:{values['port']}"
+    took and the machine's meters counted."""
+    url = url_of(values)
     path = values["endpoint"] or ENDPOINTS[values["backend"]]
     async with Client(url, values["api_key"]) as client:
         name = values["served_name"] or await name_of(client, str(values.get("model", "")))
@@ -220,12 +228,17 @@ async def measured(
         pace = Pace(times_s=times_s, concurrency=values["concurrency"], is_closed=values["concurrency"] > 0 and not any(times_s))
         await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
         with tqdm(total=count, desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
-            watch, begin_s = LoopWatch(), time.perf_counter()
+            watch, spent, begin_s = LoopWatch(), EnergyWatch(energy), time.perf_counter()
             timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())
             elapsed_s, seen = time.perf_counter() - begin_s, watch.stop()
+            seen |= spent.stop(sum(each.output_tokens for each in timelines if not each.error))
     if all(each.error for each in timelines):
         raise MeasurementFailed(f"All {count} requests to {url} failed, the first with: {timelines[0].error}")
     return name, timelines, begin_s, elapsed_s, seen
+
+
+def url_of(values: Mapping[str, object]) -> str:
+    return server_url(str(values["base_url"])) or f"http://{values['bench_host']}:{values['port']}"
 
 
 def due_s(values: Mapping[str, Any], samples: Sequence[Sample]) -> list[float]:
