@@ -18,14 +18,18 @@ from tokenizers import models
 
 from vnext.base.tokenizer_files import named_tokens, tokenizer_json, vocabulary
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.text.decoders import BYTE_LEVEL_ALPHABET, ByteLevel, Decoder, Pieces, read_decoder
 from vnext.text.detokenizer import (
+    BYTE_LEVEL_ALPHABET,
+    ByteLevel,
     ByteLevelDetokenizer,
     ByteTokens,
+    Decoder,
     Detokenizer,
     PieceDetokenizer,
+    Pieces,
     PieceTokens,
     WholeDetokenizer,
+    read_decoder,
 )
 from vnext.text.files import DEFAULT, WITH_TOOLS, CheckpointUnreadable, chat_templates, tokenizer_config
 

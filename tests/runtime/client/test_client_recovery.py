@@ -13,8 +13,7 @@ from fake_engine import FakeEngine, with_client
 
 from vnext.runtime.client.client import EngineClient, EngineDead
 from vnext.runtime.client.client_sync import SyncEngineClient
-from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import OutputStream
+from vnext.runtime.client.output_stream import LiveRequest, OutputStream
 from vnext.runtime.protocol.messages import (
     EngineDied,
     EngineStats,

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.client import encode
 from vnext.runtime.client.engines import connect_engines
-from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import OutputStream
+from vnext.runtime.client.output_stream import LiveRequest, OutputStream
 from vnext.runtime.client.replicas import Replicas
 from vnext.runtime.protocol.messages import AbortRequests, SubmitRequest
 from vnext.runtime.protocol.settings import Roles

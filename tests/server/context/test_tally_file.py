@@ -58,8 +58,8 @@ def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_metrics_of_two_processes_are_summed(tmp_path: Path) -> None:
     first, second = (ServerMetrics("toy", 100, [], TallyFile(str(tmp_path), place, 2)) for place in range(2))
-    first.request.observe(0.01)
-    second.request.observe(1.5, 2)
+    first.times.request.observe(0.01)
+    second.times.request.observe(1.5, 2)
     first.http_request("GET", "/health", 200)
     second.http_request("GET", "/health", 200)
     second.http_request("GET", "/health", 503)

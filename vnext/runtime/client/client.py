@@ -19,8 +19,7 @@ import zmq
 
 from vnext.runtime.client.connection import Connection
 from vnext.runtime.client.followers import Followers
-from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
+from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, LiveRequest, OutputStream, Refused
 from vnext.runtime.client.pending_operations import PendingOperations
 from vnext.runtime.client.silence import Silence
 from vnext.runtime.protocol.messages import (

@@ -14,8 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import EngineDead, OutputStream, Refused
+from vnext.runtime.client.output_stream import EngineDead, LiveRequest, OutputStream, Refused
 from vnext.runtime.protocol.messages import RequestOutput
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import NO_POOLING, Sampling

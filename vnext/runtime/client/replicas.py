@@ -29,8 +29,7 @@ from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.encode import Encode, Encoders
 from vnext.runtime.client.followers import Followers
-from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import EngineDead, OutputStream, Refused
+from vnext.runtime.client.output_stream import EngineDead, LiveRequest, OutputStream, Refused
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SALT_END, EngineReady, EngineStats, RequestOutput, SubmitRequest, derived_seed
 from vnext.runtime.protocol.operations import AnyOperation, CallRanks, UpdateWeights

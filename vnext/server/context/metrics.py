@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -192,6 +192,16 @@ def _lora_requests_info(adapters: AdapterStats, shown: Shown) -> Metric:
     return family
 
 
+class Times(NamedTuple):
+    """The parts of an answer's time, in seconds."""
+
+    request: Histogram
+    queue: Histogram
+    prefill: Histogram
+    decode: Histogram
+    inference: Histogram
+
+
 class ServerMetrics:
     """Histograms and counters of one API process, and their sums over those of one port. Every sample has labels for the model and
     the engine. Where there are several engines, the label of what clients see is "all", because a request may go on at another.
@@ -217,11 +227,13 @@ class ServerMetrics:
         self.token_mean = self._histograms(_TOKEN_BUCKETS_S)(
             "vnext_request_time_per_output_token_seconds", "Between two tokens, the mean of an answer."
         )
-        self.request = seconds("vnext_e2e_request_latency_seconds", "From the body's arrival to an answer's end.")
-        self.queue = seconds("vnext_request_queue_time_seconds", "From a request's arrival at the engine core to its first step.")
-        self.prefill = seconds("vnext_request_prefill_time_seconds", "From a request's first step to its first token.")
-        self.decode = seconds("vnext_request_decode_time_seconds", "From an answer's first token to its last.")
-        self.inference = seconds("vnext_request_inference_time_seconds", "From a request's first step to its last token.")
+        self.times = Times(
+            seconds("vnext_e2e_request_latency_seconds", "From the body's arrival to an answer's end."),
+            seconds("vnext_request_queue_time_seconds", "From a request's arrival at the engine core to its first step."),
+            seconds("vnext_request_prefill_time_seconds", "From a request's first step to its first token."),
+            seconds("vnext_request_decode_time_seconds", "From an answer's first token to its last."),
+            seconds("vnext_request_inference_time_seconds", "From a request's first step to its last token."),
+        )
         self.prompt_length = lengths("vnext_request_prompt_tokens", "Tokens of a prompt.")
         self.answer_length = lengths("vnext_request_generation_tokens", "Tokens of an answer.")
         self.ended = self._counter("vnext_request_success", "Answers that ended, by the reason.", "finished_reason")
@@ -308,18 +320,18 @@ class Stopwatch:
 
     def end(self, reason: str) -> None:
         """Record the answer's end. An aborted answer ("abort", not "stop" or "length") leaves no times: they would mean nothing."""
-        metrics = self._metrics
+        metrics, times = self._metrics, self._metrics.times
         metrics.ended.add(reason)
         begun_s = self._submitted_s + self.queue_s
         if self.trace is not None:
             self.trace.answer(AnswerTimes(self._submitted_s, begun_s, self._first_s, self._last_s, self._count, reason))
         if reason == "abort" or not self._count:
             return
-        metrics.request.observe(time.monotonic() - self._started_s)
-        metrics.queue.observe(self.queue_s)
-        metrics.prefill.observe(max(0.0, self._first_s - begun_s))
-        metrics.decode.observe(self._last_s - self._first_s)
-        metrics.inference.observe(max(0.0, self._last_s - begun_s))
+        times.request.observe(time.monotonic() - self._started_s)
+        times.queue.observe(self.queue_s)
+        times.prefill.observe(max(0.0, self._first_s - begun_s))
+        times.decode.observe(self._last_s - self._first_s)
+        times.inference.observe(max(0.0, self._last_s - begun_s))
         metrics.prompt_length.observe(self._prompt_length)
         metrics.answer_length.observe(self._count)
         if self._count > 1:

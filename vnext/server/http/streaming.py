@@ -189,6 +189,7 @@ class Events:
         self._unsent: list[bytes] = []
         self._is_ending = False
         self._turn = request.app[TURN]
+        self._is_chunked = self.response.chunked  # a property, asked for at each write
         self.looks = 0
         """Of Pings, since bytes went out."""
 
@@ -222,7 +223,7 @@ class Events:
         """Write what this turn of the event loop has sent, in one system call."""
         if self._is_ending and not is_last:
             return
-        data, is_chunked = b"".join(self._unsent), self.response.chunked
+        data, is_chunked = b"".join(self._unsent), self._is_chunked
         self._unsent.clear()
         if not (data or is_last) or self._transport.is_closing():
             return
