@@ -86,7 +86,7 @@ ARROWS = {
     },
     "runtime/record": {"log", "state/*", "base"},  # the log's header names the version
     "runtime/batch": {
-        "models/config/model_config", "models/layers", "runtime/protocol", "state", "log/pseudonyms", "sampling", "kernels/arrays",
+        "models/layers", "runtime/protocol", "state", "log/pseudonyms", "sampling", "kernels/arrays",
     },
     "runtime/gpu": {
         "runtime/protocol", "runtime/batch", "state", "sampling", "models/registry", "models/config", "models/layers",

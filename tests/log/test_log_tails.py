@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from log_drive import drawn_config, engine, started
 
-from vnext.log import codec, open_blocks, open_blocks_plain, pseudonyms
+from vnext.log import codec, open_blocks_plain, pseudonyms, redaction
 from vnext.log.redaction import Redactor
 from vnext.state.events import StepCommitted, StepPlanned, pack_tokens
 from vnext.state.fold_commit import match_samples
@@ -19,14 +19,14 @@ KEY = bytes(range(16))
 
 def portable(*arguments) -> object:
     """The compiled tails without this processor's own instructions."""
-    return open_blocks._open_blocks.OpenBlocks(*arguments, True)
+    return redaction._open_blocks.OpenBlocks(*arguments, True)
 
 
 FORMS = [
     open_blocks_plain.OpenBlocks,
-    *([open_blocks._open_blocks.OpenBlocks, portable] if open_blocks._open_blocks else []),
+    *([redaction._open_blocks.OpenBlocks, portable] if redaction._open_blocks else []),
 ]
-compiled = pytest.mark.skipif(open_blocks._open_blocks is None, reason="the compiled tails are not built here: no C compiler")
+compiled = pytest.mark.skipif(redaction._open_blocks is None, reason="the compiled tails are not built here: no C compiler")
 
 
 class Both:
@@ -68,7 +68,7 @@ def outcome(call, arguments):
 @compiled
 def test_the_two_forms_agree_on_every_call(monkeypatch):
     """Each step's commit, alone and as a steady frame on tails of their own, over engines of any shape."""
-    monkeypatch.setattr(open_blocks, "OpenBlocks", Both)
+    monkeypatch.setattr(redaction, "OpenBlocks", Both)
     assert sum(map(steady_frames, range(40))) > 400
 
 
@@ -114,7 +114,7 @@ def test_a_history_has_the_same_pseudonyms_however_it_came(form, block_size, bas
 @compiled
 def test_secrets_are_keyed_blake2b():
     """One permutation per position: where histories first differ by a block, hashlib's secret explains what follows."""
-    kept = open_blocks._open_blocks.OpenBlocks(KEY, 2, 256)
+    kept = redaction._open_blocks.OpenBlocks(KEY, 2, 256)
     root, block = pseudonyms.root_secret(KEY, ""), pack_tokens([5, 6])
     child = hashlib.blake2b(b"next" + root + block, key=KEY, digest_size=16).digest()
     assert kept.history(root, block + pack_tokens([9]))[8:] == kept.history(child, pack_tokens([9]))
@@ -176,7 +176,7 @@ def test_columns_that_do_not_fit_are_refused(form, ids, rows, tokens, samples, s
     [(ROW + 1, None), (ROW - 1, None), (ROW, ROW + 1), (ROW, ROW - 1), (np.zeros(2, dtype=np.int64), None)],
 )
 def test_memory_outside_an_array_is_never_touched(rows, samples):
-    kept = open_blocks._open_blocks.OpenBlocks(KEY, 4, 256)
+    kept = redaction._open_blocks.OpenBlocks(KEY, 4, 256)
     for id_ in range(3):
         kept.arrive(id_, bytes(16), pack_tokens([1, 2, 3]))
     with pytest.raises(ValueError):
@@ -203,7 +203,7 @@ def test_secrets_and_tokens_of_other_sizes_are_refused(form):
 
 @compiled
 def test_the_installed_form_is_the_compiled_one():
-    assert open_blocks.OpenBlocks is open_blocks._open_blocks.OpenBlocks
+    assert redaction.OpenBlocks is redaction._open_blocks.OpenBlocks
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,8 +16,7 @@ from test_sounds import wav
 from tests.e2e.serving import Server, serving
 from tests.models.families.towers.listener_cases import END, PLACES, SAMPLES, SPELLED, TIMES, save_transcriber, sounds
 from tests.text.test_beams import as_whisper_does
-from vnext.media.sounds import sound_of
-from vnext.media.spectrogram import spectrogram_of
+from vnext.media.sounds import sound_of, spectrogram_of
 from vnext.replay.reading.source import open_log
 from vnext.server.answers.transcripts import BEST_OF, TEMPERATURES
 from vnext.state.events import RequestArrived, unpack_tokens

@@ -19,8 +19,7 @@ from test_sounds import wav
 from tests.e2e.serving import Server, serving
 from tests.models.families.towers.listener_cases import END, PLACES, SAMPLES, SPELLED, TIMES, save_transcriber, sounds
 from vnext import LLM, InvalidRequest, SamplingParams
-from vnext.media.sounds import sound_of
-from vnext.media.spectrogram import spectrogram_of
+from vnext.media.sounds import sound_of, spectrogram_of
 from vnext.server.answers.transcripts import Segment, segments_of
 
 SOUND = wav(sounds(1, seed=3)[0][:, None], 1, 16)

@@ -13,8 +13,7 @@ from transformers import WhisperFeatureExtractor
 
 from vnext.media import sounds
 from vnext.media.pictures import MediaError
-from vnext.media.sounds import resampled, sound_of
-from vnext.media.spectrogram import spectrogram_of
+from vnext.media.sounds import resampled, sound_of, spectrogram_of
 
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(4000) / 16_000)).astype(np.float32)
 MUTATIONS = 10_000

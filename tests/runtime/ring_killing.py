@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vnext.runtime.processes import file_locks, futex
+from vnext.runtime.processes import futex, shared_file
 from vnext.runtime.transport.ring import memory_plain, reader as ring_reader, writer as ring_writer
 from vnext.runtime.transport.ring.common import RingClosed, look
 from vnext.runtime.transport.ring.memory import Segment
@@ -111,7 +111,7 @@ def seen_by_others() -> list[Any]:
         found.append(path)
         if path.startswith(("/dev/shm/", "/memfd:vnext")):
             with open(f"{folder}/{name}", "r+b", buffering=0) as other:
-                liveness = file_locks.Liveness(other.fileno())
+                liveness = shared_file.Liveness(other.fileno())
                 found += [other.read(), [liveness.has_owner(line) for line in range(LINES)]]
     return found
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from vnext.sampling.drafters import automaton, automaton_plain
+from vnext.sampling.drafters import automaton_plain, drafter
 from vnext.sampling.drafters.drafter import SEGMENTS, EarlierAnswers, NgramDrafter, SuffixDrafter
 from vnext.state.config import Speculation
 
@@ -115,7 +115,7 @@ def random_text(rng: random.Random) -> list[int]:
     return [rng.choice((-1, *range(letters))) if rng.random() < 0.1 else rng.randrange(letters) for _ in range(rng.randint(0, 60))]
 
 
-@pytest.mark.parametrize("made", [automaton_plain.SuffixAutomaton, automaton.SuffixAutomaton], ids=["plain", "compiled"])
+@pytest.mark.parametrize("made", [automaton_plain.SuffixAutomaton, drafter.SuffixAutomaton], ids=["plain", "compiled"])
 def test_the_automaton_equals_a_search_through_the_text(made: type[automaton_plain.SuffixAutomaton]) -> None:
     rng = random.Random(5)
     for _ in range(600):
@@ -132,7 +132,7 @@ def test_the_automaton_equals_a_search_through_the_text(made: type[automaton_pla
 def test_the_compiled_automaton_equals_the_plain_one_on_long_texts() -> None:
     rng = random.Random(7)
     for text in ([5] * 3000, [at % 100 for at in range(3000)], [int(rng.paretovariate(0.7)) % 50_000 for _ in range(6000)]):
-        plain_one, fast = automaton_plain.SuffixAutomaton(), automaton.SuffixAutomaton()
+        plain_one, fast = automaton_plain.SuffixAutomaton(), drafter.SuffixAutomaton()
         for at in range(0, len(text), 500):
             for each in (plain_one, fast):
                 each.extend(np.array(text[at : at + 500], dtype=np.int32))

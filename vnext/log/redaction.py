@@ -3,19 +3,21 @@
 Owns the parts of each event that remain when a log may not hold texts. Token ids become pseudonyms (pseudonyms.py),
 except a token that ends its request. No block that holds such a token there is ever hashed, so prompts may repeat the
 token under a pseudonym. Names become keyed hashes or numbers, of biases only the count remains, and seeds are removed.
-Lengths, priorities, equality of salts, digests of adapters, sampling bounds and stop ids remain. open_blocks.py has the
-cost of a commit.
+Lengths, priorities, equality of salts, digests of adapters, sampling bounds and stop ids remain. open_blocks_plain.py
+has the cost of a commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from vnext.log import open_blocks, pseudonyms
+from vnext.base.compiled import load
+from vnext.log import open_blocks_plain, pseudonyms
 from vnext.log.codec import SteadyPair, pseudonym_base
 from vnext.log.open_blocks_plain import Samples
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
@@ -43,6 +45,11 @@ from vnext.state.preempt import row_tokens
 from vnext.state.state import State, label_of
 from vnext.state.traits import leaving, loses_steps
 
+# the live requests' tails, compiled where that was built, else the plain form: both give the same pseudonyms
+_open_blocks = load("vnext.log._open_blocks", {"SECRET_SIZE": pseudonyms.SECRET_SIZE_BYTES})
+OpenBlocks = open_blocks_plain.OpenBlocks
+if not TYPE_CHECKING and _open_blocks is not None:  # the compiled form has the plain one's signatures
+    OpenBlocks = _open_blocks.OpenBlocks
 SWEEP_MIN = 32
 
 
@@ -55,7 +62,7 @@ class Redactor:
         config = started.config
         self._key, self._name_key = key, name_key
         self._base = pseudonym_base(config)
-        self._open_blocks = open_blocks.OpenBlocks(key, config.block_size, self._base)
+        self._open_blocks = OpenBlocks(key, config.block_size, self._base)
         self._redacted_blocks = RedactedBlocks(config, self._history)
         self._block_size = config.block_size
         self._no_salt, self._no_salt_root = self._roots("", ""), root_hash("", config.block_size)

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
-from vnext.models.missing import PREFIX, REMEDY, is_decoder, package, what_it_needs, writers
-from vnext.models.outside import from_file, from_package
+from vnext.models.outside import PREFIX, REMEDY, from_file, from_package, is_decoder, package, what_it_needs, writers
 
 
 class Family(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from vnext.commands.bench.intervals import interval, ranks
+from vnext.commands.bench.vllm_figures import interval, ranks
 
 RUNS = 400
 

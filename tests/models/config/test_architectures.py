@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers.models.auto import modeling_auto
 
-from vnext.models import missing
+from vnext.models import outside
 from vnext.models.registry import BODIES, FAMILIES, HEADS, MODEL_TYPES
 
 TABLES = (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
@@ -19,17 +19,17 @@ def theirs() -> set[str]:
 
 
 def test_what_transformers_has_is_supported_or_known_to_be_missing() -> None:
-    assert [name for name in sorted(theirs() - set(FAMILIES)) if not missing.what_it_needs(name)] == []
+    assert [name for name in sorted(theirs() - set(FAMILIES)) if not outside.what_it_needs(name)] == []
     others = {"MiMoForCausalLM", "InternLM3ForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"}
     assert set(FAMILIES) - theirs() - ENCODERS <= {*others, "WhisperForConditionalGeneration"}
 
 
 def test_nothing_is_in_two_lists() -> None:
-    names = [name for listed in missing.NEEDS.values() for name in listed.split()]
+    names = [name for listed in outside.NEEDS.values() for name in listed.split()]
     assert len(names) == len(set(names))
-    writers = {missing._USE.sub("", name) for name in theirs()}
-    ours = {name for name in FAMILIES if name not in ENCODERS or missing._USE.sub("", name) not in writers}
-    assert [name for name in ours if missing.what_it_needs(name) and not name.endswith("ForConditionalGeneration")] == []
+    writers = {outside._USE.sub("", name) for name in theirs()}
+    ours = {name for name in FAMILIES if name not in ENCODERS or outside._USE.sub("", name) not in writers}
+    assert [name for name in ours if outside.what_it_needs(name) and not name.endswith("ForConditionalGeneration")] == []
     assert set(MODEL_TYPES.values()) == set(FAMILIES) and set(BODIES.values()) <= set(FAMILIES) and not set(HEADS) & set(FAMILIES)
 
 
@@ -41,4 +41,4 @@ NEEDS = {
 
 @pytest.mark.parametrize(("name", "need"), NEEDS.items())
 def test_what_they_need(name: str, need: str) -> None:
-    assert need in missing.what_it_needs(name) and bool(missing.what_it_needs(name)) == bool(need)
+    assert need in outside.what_it_needs(name) and bool(outside.what_it_needs(name)) == bool(need)

@@ -15,7 +15,7 @@ from model_helpers import Chunk, Model, ThreadGroup, load_model
 from transformers import CONFIG_MAPPING
 
 from vnext import LLM, SamplingParams
-from vnext.models import missing
+from vnext.models import outside
 from vnext.models.config.folder import architecture
 from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.config.stages import of_stage
@@ -103,7 +103,7 @@ REFUSED = {
 def raw_config(name: str, **members: object) -> dict[str, Any]:
     """A config.json of two layers, as its authors' class has it."""
     config = CONFIG_MAPPING[name](num_hidden_layers=2, **members).to_dict()
-    return config | {"architectures": [missing.writers(name)[0]]}
+    return config | {"architectures": [outside.writers(name)[0]]}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -152,7 +152,7 @@ def test_who_computes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert architecture({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}) == "MambaForCausalLM"
     with pytest.raises(ModelError, match="^the installed transformers has no decoder 'OwnForCausalLM': leave --model-impl"):
         architecture(llama | {"architectures": ["OwnForCausalLM"]})
-    missing.writers.cache_clear()
+    outside.writers.cache_clear()
     monkeypatch.setattr("vnext.models.registry.package", lambda: None)
     with pytest.raises(ModelError, match=r"^--model-impl transformers needs the package transformers: pip install 'vnext\[transformers"):
         architecture(llama)

@@ -10,9 +10,8 @@ import pytest
 from test_replay_what_if import Machine, machine_log, real_config
 
 from vnext.replay.futures import what_if_score
-from vnext.replay.futures.intervals import interval, student
 from vnext.replay.futures.what_if import candidates, what_if
-from vnext.replay.futures.what_if_score import RunScore
+from vnext.replay.futures.what_if_score import RunScore, interval, student
 from vnext.replay.reading.objective import Objective
 from vnext.replay.reading.source import UnusableLog
 

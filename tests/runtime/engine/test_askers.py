@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from vnext.runtime.engine.askers import Askers, Run, Trail, known, own_last
+from vnext.runtime.engine.misses import Askers, Run, Trail, known, own_last
 
 Names = tuple[bytes, ...]
 

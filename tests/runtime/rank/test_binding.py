@@ -15,7 +15,7 @@ from vnext.runtime.processes.topology import here
 BOUND = """
 import ctypes, os, platform, sys
 from vnext.kernels.cpu import memory, native
-from vnext.runtime.processes.placement import Place
+from vnext.runtime.processes.thread_plan import Place
 from vnext.runtime.rank.loading import bind, bind_members
 
 first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vnext.runtime.processes import file_locks, futex
+from vnext.runtime.processes import futex, shared_file
 from vnext.runtime.transport.ring import memory as ring_memory
 from vnext.runtime.transport.ring.common import RingAbandoned
 from vnext.runtime.transport.ring.reader import RingReader
@@ -142,7 +142,7 @@ def test_an_end_that_dies_is_noticed_at_the_usual_pace_too() -> None:
 
 
 def test_without_locks_everybody_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(file_locks.fcntl, "F_OFD_SETLK")
+    monkeypatch.delattr(shared_file.fcntl, "F_OFD_SETLK")
     with RingWriter.create(capacity_bytes=64, reader_count=1) as writer, RingReader.attach(writer.name, 0) as reader:
         assert reader.read(timeout_s=0.001) is None
         writer.write(b"x" * 32)

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from vnext.base import compiled
-from vnext.log import log_bytes, open_blocks
+from vnext.log import log_bytes, redaction
 from vnext.state.store import columns, prefix_index
 
 
@@ -37,7 +37,7 @@ ROOT = Path(compiled.__file__).parent
 ROOMS = [Path(module.__file__).parent for module in (columns, log_bytes)]
 MODULES = {
     "store/_columns": Served(columns), "store/_prefix_index": Served(prefix_index), "log/_log": Served(log_bytes),
-    "log/_open_blocks": Served(open_blocks, "OpenBlocks", "OpenBlocks"),
+    "log/_open_blocks": Served(redaction, "OpenBlocks", "OpenBlocks"),
 }  # fmt: skip
 SWITCH = "#ifndef PLANTED\n#define PLANTED\nstatic int planted;\n#endif\n"
 SETTER = """static PyObject *plant(PyObject *self, PyObject *number) {

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from vnext.commands.bench.report import Result
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.server_runs import MeasurementFailed
-from vnext.commands.bench.tables import runs_table
 from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError

@@ -17,8 +17,7 @@ import numpy as np
 from vnext.api.llm import LLM
 from vnext.commands.bench.engine_runs import WARM_UP_PROMPT, timed, token_counts, warm_up
 from vnext.commands.bench.figures import rates
-from vnext.commands.bench.report import Result
-from vnext.commands.bench.tables import runs_table
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.workload import Workload, numbers_of, params, prompts
 from vnext.options.parser import Given
 from vnext.options.reader import engine_of

@@ -20,11 +20,10 @@ from vnext.base.version import __version__
 from vnext.commands.bench.bounds import Bound, UnknownFigure, bounds_of, broken, require_measured
 from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
-from vnext.commands.bench.report import Result, make_report, require_writable, text, write_report
+from vnext.commands.bench.report import Result, make_report, require_writable, table_of, text, write_report
 from vnext.commands.bench.serve import GROUPS, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.sweep import LOADS, RATES, sweep
-from vnext.commands.bench.tables import table_of
 from vnext.commands.bench.workload import Workload, prompts
 from vnext.commands.machine import machine
 from vnext.models.errors import ModelError

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.report import Result
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
-from vnext.commands.bench.tables import runs_table
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.options.table import Option

@@ -18,7 +18,7 @@ from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, linked_files
 from vnext.models.gguf.header import read_header as gguf_header
-from vnext.models.missing import PREFIX, writers
+from vnext.models.outside import PREFIX, writers
 from vnext.models.registry import MODEL_TYPES, computed_as, require_family, whole_name
 
 CONFIG_NAME = "config.json"

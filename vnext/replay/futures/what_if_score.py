@@ -1,6 +1,6 @@
 """The latencies that clients see under a configuration, their bounds, and whether they justify a recommendation.
 
-Owns figures and the verdict; intervals.py owns the arithmetic of bounds. A hypothetical run's figure is only as good as the
+Owns figures and the verdict, and the arithmetic of bounds. A hypothetical run's figure is only as good as the
 model, and depends on when pauses happened to come. So a run is repeated with both drawn anew, on each log. A configuration is
 recommended for figures above all that the unchanged one has on the same log, and that are better in each draw. Differences that
 these logs cannot resolve recommend nothing.
@@ -8,12 +8,13 @@ these logs cannot resolve recommend nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist, fmean, variance
 
 import msgspec
 import numpy as np
 
-from vnext.replay.futures.intervals import Bounds, interval
 from vnext.replay.futures.what_if_run import Ran
 from vnext.replay.reading.objective import Objective, meets
 
@@ -24,7 +25,7 @@ NO_OBJECTIVE = "nothing is recommended without an objective: say what a request 
 
 class Between(msgspec.Struct, frozen=True, kw_only=True):
     """Where each figure (see RunScore) of another run would lie, by this run on each of the `logs` and `draws` of their hiccups and
-    models (intervals.py)."""
+    models."""
 
     logs: int
     draws: int
@@ -158,3 +159,47 @@ def _why(name: str, unchanged: RunScore, run: RunScore) -> str:
         sure = "" if high - low < MET_GAIN else f" ({low:.1%} to {high:.1%})"
         return f"{run.met:.1%}{sure} of the requests meet the objective instead of {unchanged.met:.1%}"
     return f"{run.good_s:.2f} requests a second meet the objective instead of {unchanged.good_s:.2f}"
+
+
+# ---- intervals ---------------------------------------------------------------------------------------------------
+# Between which values a figure of another run lies in nine cases of ten, as far as logs can tell. The variance has parts:
+# - sampling: when hiccups come, and for how long the machine is slow. A run is repeated on its log's stretches, drawn anew.
+# - the model: each of these runs fits it again, to steps with errors of the drawn ones, so what few steps show varies most.
+# - run to run: what is the same within a log and another one between two. Several logs of the same settings predict a figure
+#   each; what these differ by holds all parts, and counts where it is more. One log cannot show it.
+# What is predicted from n runs is itself uncertain by an n-th of a run's variance. A variance that few values estimate may be too
+# small, so each counts with its own quantile of Student's t.
+
+Bounds = tuple[float, float]
+LEVEL = 0.90
+TAIL = (1 + LEVEL) / 2
+
+
+def interval(runs: Sequence[float], draws: Sequence[Sequence[float]]) -> Bounds:
+    """The bounds of a figure that runs on one log or more gave, with the draws of each."""
+    values = [*runs, *(value for each in draws for value in each)]
+    if min(values) <= 0:
+        return _around(runs, draws)
+    low, high = _around([math.log(run) for run in runs], [[math.log(value) for value in each] for each in draws])
+    return math.exp(low), math.exp(high)
+
+
+def _around(runs: Sequence[float], draws: Sequence[Sequence[float]]) -> Bounds:
+    away = [value - run for run, each in zip(runs, draws) for value in each]
+    within = fmean(each * each for each in away) if away else 0.0
+    half = student(len(away)) * math.sqrt(within) if away else 0.0
+    if len(runs) > 1:
+        half = max(half, student(len(runs) - 1) * math.sqrt(variance(runs)))
+    half *= math.sqrt(1 + 1 / len(runs))
+    return fmean(runs) - half, fmean(runs) + half
+
+
+def student(freedom: int) -> float:
+    """The quantile at TAIL of Student's t: exact for one degree of freedom, within 1.3 % for more (Cornish and Fisher's series)."""
+    if freedom == 1:
+        return math.tan(math.pi * (TAIL - 0.5))
+    z = NormalDist().inv_cdf(TAIL)
+    terms = (
+        z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )  # fmt: skip
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))

@@ -5,7 +5,7 @@ Owns the loading, the check that the model is the log's, and the ranks' work. Kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu import native
+from vnext.kernels.thin import ThinBlocks
+from vnext.models.config.adapter_config import RANK_MAX
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.recurrent import copy_states
 from vnext.models.layers.sharding import check_world_size
+from vnext.models.loading.adapter import load_adapter
 from vnext.models.loading.checkpoint import fingerprint
-from vnext.replay.rerun.adapters import Adapters
 from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun, Numerics
 from vnext.replay.rerun.shard import Kernels, Shard
@@ -36,6 +38,7 @@ from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.outside import OwnSampler, SamplerError, own_sampler
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted
+from vnext.state.state import State
 
 Pools = Sequence[tuple[torch.Tensor, ...]]
 
@@ -187,3 +190,43 @@ def refusing() -> Iterator[None]:
         raise
     except (ValueError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
         raise CannotRun(f"the model refuses what the log tells ({error})") from error
+
+
+# ---- adapters ----------------------------------------------------------------------------------------------------
+
+
+class Adapters:
+    """`folders`: where each adapter's files are, by digest."""
+
+    def __init__(self, shards: Sequence[Shard], folders: Mapping[str, str]) -> None:
+        self._shards, self._folders = shards, folders
+        self._places: dict[str, int] = {}
+
+    def placed(self, batch: ForwardBatch, state: State) -> ForwardBatch:
+        """A batch of this state, with the places of its adapters instead of the engine's slots. Raises CannotRun."""
+        digests = [slot.digest if slot is not None else "" for slot in state.slots]
+        return batch._replace(adapters=tuple(each._replace(slot=self._place(digests[each.slot])) for each in batch.adapters))
+
+    def paired(self, place: int, there: Adapters, weight_of: Callable[[int], int | None]) -> Iterator[tuple[int, ThinBlocks]]:
+        """The identity of each product's blocks of the adapter at `place`, with the blocks of the same product on the first rank
+        of another machine; `weight_of` gives the identity of a weight there. Raises CannotRun."""
+        digest = next(digest for digest, own in self._places.items() if own == place)
+        theirs = there._shards[0].adapters[there._place(digest)].blocks
+        for key, blocks in self._shards[0].adapters[place].blocks.items():
+            if (weight := weight_of(key)) is not None:
+                yield id(blocks), theirs[weight]
+
+    def _place(self, digest: str) -> int:
+        if digest not in self._places:
+            self._load(digest)
+            self._places[digest] = len(self._places)
+        return self._places[digest]
+
+    def _load(self, digest: str) -> None:
+        if digest not in self._folders:
+            raise CannotRun(f"the log does not say where the adapter {digest} is: it begins after the adapter was loaded")
+        try:
+            for shard in self._shards:
+                shard.adapters.append(load_adapter(Path(self._folders[digest]), digest, shard.base, RANK_MAX))
+        except (ModelError, OSError) as error:
+            raise CannotRun(str(error)) from error

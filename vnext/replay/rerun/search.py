@@ -18,9 +18,8 @@ from vnext.models.layers.adapted import Addition
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.sharding import local_heads, local_kv_heads
-from vnext.replay.rerun.adapters import Adapters
 from vnext.replay.rerun.gaps import Gap, Pair, gap, parts_of
-from vnext.replay.rerun.machine import Caches, Machine, tensors_of
+from vnext.replay.rerun.machine import Adapters, Caches, Machine, tensors_of
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.replay.rerun.turns import added
 from vnext.replay.rerun.watching import ACTIVATIONS, BESIDE, CACHES, METADATA, PARTS, SLOTS, Call, Names, Watch, of_fields

@@ -22,8 +22,7 @@ from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
 from vnext.media.reader import form_of
 from vnext.media.seen import part_in
-from vnext.media.sounds import samples_in
-from vnext.media.spectrogram import spectrogram_of
+from vnext.media.sounds import samples_in, spectrogram_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig

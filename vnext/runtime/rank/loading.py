@@ -36,9 +36,8 @@ from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
-from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_bytes
-from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.runtime.processes.thread_plan import NOWHERE, TEAM_SPIN_US, Place, places
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
 from vnext.runtime.protocol.reasons import ENCODES, IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS

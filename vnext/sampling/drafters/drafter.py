@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from vnext.sampling.drafters.automaton import SuffixAutomaton
+from vnext.base.compiled import load
+from vnext.sampling.drafters import automaton_plain
 from vnext.state.config import Speculation
+
+# the compiled suffix automaton where it was built, else the plain one; both give equal drafts
+_automaton = load("vnext.sampling.drafters._automaton", {"COUNTED_MAX": automaton_plain.COUNTED_MAX})
+SuffixAutomaton = automaton_plain.SuffixAutomaton
+if not TYPE_CHECKING and _automaton is not None:  # the compiled one has the plain one's signatures
+    SuffixAutomaton = _automaton.SuffixAutomaton
 
 
 class RowDrafter(Protocol):

@@ -11,8 +11,7 @@ from functools import partial
 import numpy as np
 
 from vnext.media.pictures import MediaError
-from vnext.media.sounds import SoundReader, sound_of
-from vnext.media.spectrogram import SAMPLE_RATE
+from vnext.media.sounds import SAMPLE_RATE, SoundReader, sound_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.text_work import TextWork
 

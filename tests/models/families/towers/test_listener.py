@@ -13,8 +13,7 @@ from engine_here import llm_here
 from listener_cases import SAMPLES, SPAN, STATES, save_listener, sounds
 
 from vnext import LLM
-from vnext.media.sounds import file_of
-from vnext.media.spectrogram import spectrogram_of
+from vnext.media.sounds import file_of, spectrogram_of
 from vnext.media.store import MediaStore, folder_of
 from vnext.models.config.model_config import load_config
 from vnext.models.families.towers import whisper

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from vnext.commands.bench.control.steady import STEPS_MAX, VOCABULARY, committed, planned, steady_decode
-from vnext.commands.bench.report import Result
-from vnext.commands.bench.tables import runs_table
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given
 from vnext.runtime.batch.batch import PersistentBatch

@@ -12,8 +12,7 @@ from typing import Any
 
 from vnext.commands.bench.control.comm import ROUNDS_MAX, batches_of
 from vnext.commands.bench.control.steady import committed, planned, steady_decode
-from vnext.commands.bench.report import Result
-from vnext.commands.bench.tables import runs_table
+from vnext.commands.bench.report import Result, runs_table
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.transport.ring.broadcast import encode_events

@@ -18,9 +18,8 @@ from vnext.commands.bench.control.steady import committed, started
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline, poisson
-from vnext.commands.bench.report import Result
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.sweep import COLUMNS, doubled, knee, loads_of
-from vnext.commands.bench.tables import runs_table
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.replay.futures.recording import recorded

@@ -17,9 +17,8 @@ from vnext.commands.bench.bounds import Bound, UnknownFigure, bounds_of, broken,
 from vnext.commands.bench.control.roofline import FREE_SHARE, Device, Form, Roofline, device_named, form_of
 from vnext.commands.bench.control.simulate import BLOCK_SIZE, Asked, Clock, config_of, simulated
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.report import Result
+from vnext.commands.bench.report import Result, runs_table
 from vnext.commands.bench.server_runs import MeasurementFailed
-from vnext.commands.bench.tables import runs_table
 from vnext.commands.bench.vllm_figures import concurrent_max
 from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given

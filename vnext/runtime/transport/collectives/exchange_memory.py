@@ -2,7 +2,7 @@
 
     header line: magic, version, world size, capacity, token, one-shot limit | two lines for each rank | set 0 | set 1
 A set holds one slot of `capacity` bytes for each rank. Lines, slots and the operations on them: exchange_plain.py. The
-file: shared_file.py. Each rank opens it itself and locks a byte of it, so that its end is noticed: processes/file_locks.py.
+file: shared_file.py. Each rank opens it itself and locks a byte of it, so that its end is noticed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from vnext.base.compiled import load
 from vnext.runtime.processes import shared_file
-from vnext.runtime.processes.file_locks import Liveness
 from vnext.runtime.processes.futex import Futex, WaitMethod, choose_fence, choose_wait_method
+from vnext.runtime.processes.shared_file import Liveness
 from vnext.runtime.transport.collectives.exchange_plain import (
     ADDED,
     CAPACITY_MULTIPLE_BYTES,

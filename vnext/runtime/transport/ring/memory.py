@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from vnext.base.compiled import load
 from vnext.runtime.processes import shared_file
-from vnext.runtime.processes.file_locks import Liveness
 from vnext.runtime.processes.futex import Futex, WaitMethod, choose_fence, choose_wait_method
+from vnext.runtime.processes.shared_file import Liveness
 from vnext.runtime.transport.ring.memory_plain import (
     ALIGNMENT_BYTES,
     HEAD_BYTES,
