@@ -96,6 +96,82 @@ class Backlog:
         return (), ()
 
 
+class Reads:
+    """The transfers that ranks are at: what each of them has read, from disk or of another engine. Mutable. `tickets`: those of
+    requests whose prompts another engine has computed; each is taken from it once. `bad`: what was not on disk as it was written.
+    """
+
+    def __init__(self, world_size: int, tickets: dict[int, str]) -> None:
+        self._world_size, self.tickets = world_size, tickets
+        self.began_s: dict[int, float] = {}
+        self._answers: dict[int, dict[int, BlocksRead]] = {}
+        self._fetched: set[int] = set()
+        self.bad: list[tuple[type[TierChanged], bytes]] = []
+        self.received = self.absent = self.given_up = 0
+
+    def clear(self) -> None:
+        """Nobody answers what was asked."""
+        for each in (self.began_s, self._answers, self._fetched):
+            each.clear()
+
+    def answered(self, message: BlocksRead) -> None:
+        if message.transfer in self.began_s:
+            self._answers.setdefault(message.transfer, {})[message.rank] = message
+
+    def ended(self, tier: Tier) -> PromotionEnded | None:
+        """The end of a transfer that all ranks have made, or that takes too long."""
+        for transfer in tier.transfers:
+            answers = self._answers.get(transfer.number, {})
+            if len(answers) == self._world_size:
+                blocks = len(transfer.pages) - transfer.hits
+                kinds = ((SnapshotsChanged if answer.count == blocks else TierChanged, answer.bad) for answer in answers.values())
+                self.bad += [each for each in kinds if each[1]]
+                count = min(answer.count for answer in answers.values())
+                if transfer.number in self._fetched:
+                    return self._received_from_peer(transfer, count, [answers[rank] for rank in range(self._world_size)])
+                return self._over(transfer.number, count)
+            if time.monotonic() - self.began_s[transfer.number] > PATIENCE_S:
+                self.given_up += 1
+                return self._over(transfer.number, 0)
+        return None
+
+    def _received_from_peer(self, transfer: Transfer, count: int, answers: Sequence[BlocksRead]) -> PromotionEnded:
+        """The end of a transfer from another engine: what all ranks have, by name and checksum."""
+        self.absent += transfer.count - count
+        ended = self._over(transfer.number, count if transfer.keys else 0)
+        if not ended.count:
+            return ended
+        self.received += count
+        by_block = list(zip(*(names_in(answer.checksums) for answer in answers)))[:count]
+        checksums = b"".join(checksum for block in by_block for checksum in block)
+        names = b"".join(transfer.keys[transfer.hits : transfer.hits + count])
+        return BlocksReceived(transfer=transfer.number, count=count, names=names, checksums=checksums)
+
+    def cancelled(self, state: State) -> PromotionEnded | None:
+        event = next_cancellation(state)
+        if event is not None:
+            self.given_up += 1
+            self._over(event.transfer, 0)
+        return event
+
+    def _over(self, number: int, count: int) -> PromotionEnded:
+        self.began_s.pop(number, None)
+        self._answers.pop(number, None)
+        self._fetched.discard(number)
+        return PromotionEnded(transfer=number, count=count)
+
+    def begun(self, state: State) -> tuple[BlocksPromoted | None, str]:
+        """The next transfer, and the ticket for its blocks; "" where ranks read them from disk."""
+        for id_ in [id_ for id_ in self.tickets if id_ not in state.requests]:
+            del self.tickets[id_]
+        if (event := next_promotion(state, self.tickets)) is None:
+            return None, ""
+        self.began_s[event.transfer] = time.monotonic()
+        if ticket := self.tickets.pop(event.id, ""):
+            self._fetched.add(event.transfer)
+        return event, ticket
+
+
 class TierTransfers(Facility):
     """What is being written and read."""
 
@@ -103,17 +179,13 @@ class TierTransfers(Facility):
     asks_behind = True
 
     def __init__(self, world_size: int, send: Send, opened: TierOpened, tickets: dict[int, str] | None = None) -> None:
-        """`opened`: what the ranks have on disk. `tickets`: those of requests whose prompts another
-        engine has computed; each is taken from it once."""
-        self._tickets = {} if tickets is None else tickets
-        self._fetched: set[int] = set()
-        self._received = self._absent = 0
+        """`opened`: what the ranks have on disk. `tickets`: as of Reads."""
+        self._reads = Reads(world_size, {} if tickets is None else tickets)
         self._opened: TierOpened | None = opened
         self._world_size = world_size
         self._blocks, self._snapshots = Backlog(), Backlog()
         self._next: deque[TierChanged] = deque()
-        self._bad: list[tuple[type[TierChanged], bytes]] = []
-        self._errors = self._given_up = self._damaged = 0
+        self._errors = self._damaged = 0
         self.begin_again(send, ())
 
     def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
@@ -122,9 +194,7 @@ class TierTransfers(Facility):
         if any(ready.disk is None for ready in ranks):
             self._opened = TierOpened(capacity=0)
         self._send = send
-        self._read: dict[int, dict[int, BlocksRead]] = {}
-        self._began_s: dict[int, float] = {}
-        self._fetched.clear()
+        self._reads.clear()
         self.lose_steps()
 
     def lose_steps(self) -> None:
@@ -136,12 +206,11 @@ class TierTransfers(Facility):
 
     def wait_ms(self, state: State) -> int | None:
         """A transfer in flight may take too long."""
-        return LOOK_MS if self._began_s else None
+        return LOOK_MS if self._reads.began_s else None
 
     def answered(self, message: BlocksRead | BlocksWritten, state: State) -> Mapping[int, str]:
         if isinstance(message, BlocksRead):
-            if message.transfer in self._began_s:
-                self._read.setdefault(message.transfer, {})[message.rank] = message
+            self._reads.answered(message)
         elif (message.blocks, message.snapshots) == self._asked:
             self._written[message.rank] = message
         return NO_ERRORS
@@ -152,13 +221,18 @@ class TierTransfers(Facility):
             return opened
         tier = state.tier
         assert tier is not None, "asked of an engine with a disk tier"
-        if self._bad:
+        if self._reads.bad:
             self._take_bad(tier)
         if not self._next and len(self._written) == self._world_size:
             self._take_written(state, tier)
         if self._next:
             return self._next.popleft()
-        return self._ended(tier) or self._cancelled(state) or self._promoted(state)
+        if (event := self._reads.ended(tier) or self._reads.cancelled(state)) is not None:
+            return event
+        begun, ticket = self._reads.begun(state)
+        if begun is not None and ticket:
+            self._send(encode_fetch(FetchBlocks(transfer=begun.transfer, ticket=ticket)))
+        return begun
 
     def ask(self, state: State) -> None:
         """Have blocks written that have become complete, unless the ranks are at it."""
@@ -186,8 +260,8 @@ class TierTransfers(Facility):
             return {}
         stats = TierStats(
             blocks=len(tier.disk), capacity=tier.capacity, stored=tier.stored, promoted=tier.promoted, gone=tier.gone,
-            damaged=self._damaged, missed=self._blocks.missed, errors=self._errors, given_up=self._given_up,
-            received=self._received, absent=self._absent,
+            damaged=self._damaged, missed=self._blocks.missed, errors=self._errors, given_up=self._reads.given_up,
+            received=self._reads.received, absent=self._reads.absent,
         )  # fmt: skip
         if (snapshots := tier.snapshots) is not None:
             counts = len(snapshots.disk), snapshots.capacity, snapshots.promoted
@@ -196,7 +270,7 @@ class TierTransfers(Facility):
 
     def _take_bad(self, tier: Tier) -> None:
         """What is not on disk as it was written leaves."""
-        bad, self._bad = dict.fromkeys(self._bad), []
+        bad, self._reads.bad = dict.fromkeys(self._reads.bad), []
         self._damaged += len(bad)
         for shelf, changed in ((tier, TierChanged), (tier.snapshots, SnapshotsChanged)):
             gone = [name for kind, name in bad if kind is changed and shelf is not None and name in shelf.disk]
@@ -220,56 +294,3 @@ class TierTransfers(Facility):
         if state.weights is None and (stored := [name for name in stored if name not in tier.disk]):
             gone, kept = evictions(tier, pool, len(stored))
             self._next.append(changed(stored=b"".join(stored), gone=b"".join(gone), kept=b"".join(kept)))
-
-    def _ended(self, tier: Tier) -> PromotionEnded | None:
-        """The end of a transfer that all ranks have made, or that takes too long."""
-        for transfer in tier.transfers:
-            answers = self._read.get(transfer.number, {})
-            if len(answers) == self._world_size:
-                blocks = len(transfer.pages) - transfer.hits
-                kinds = ((SnapshotsChanged if answer.count == blocks else TierChanged, answer.bad) for answer in answers.values())
-                self._bad += [each for each in kinds if each[1]]
-                count = min(answer.count for answer in answers.values())
-                if transfer.number in self._fetched:
-                    return self._received_from_peer(transfer, count, [answers[rank] for rank in range(self._world_size)])
-                return self._over(transfer.number, count)
-            if time.monotonic() - self._began_s[transfer.number] > PATIENCE_S:
-                self._given_up += 1
-                return self._over(transfer.number, 0)
-        return None
-
-    def _received_from_peer(self, transfer: Transfer, count: int, answers: Sequence[BlocksRead]) -> PromotionEnded:
-        """The end of a transfer from another engine: what all ranks have, by name and checksum."""
-        self._absent += transfer.count - count
-        ended = self._over(transfer.number, count if transfer.keys else 0)
-        if not ended.count:
-            return ended
-        self._received += count
-        by_block = list(zip(*(names_in(answer.checksums) for answer in answers)))[:count]
-        checksums = b"".join(checksum for block in by_block for checksum in block)
-        names = b"".join(transfer.keys[transfer.hits : transfer.hits + count])
-        return BlocksReceived(transfer=transfer.number, count=count, names=names, checksums=checksums)
-
-    def _cancelled(self, state: State) -> PromotionEnded | None:
-        event = next_cancellation(state)
-        if event is not None:
-            self._given_up += 1
-            self._over(event.transfer, 0)
-        return event
-
-    def _over(self, number: int, count: int) -> PromotionEnded:
-        self._began_s.pop(number, None)
-        self._read.pop(number, None)
-        self._fetched.discard(number)
-        return PromotionEnded(transfer=number, count=count)
-
-    def _promoted(self, state: State) -> BlocksPromoted | None:
-        for id_ in [id_ for id_ in self._tickets if id_ not in state.requests]:
-            del self._tickets[id_]
-        event = next_promotion(state, self._tickets)
-        if event is not None:
-            self._began_s[event.transfer] = time.monotonic()
-            if ticket := self._tickets.pop(event.id, ""):
-                self._fetched.add(event.transfer)
-                self._send(encode_fetch(FetchBlocks(transfer=event.transfer, ticket=ticket)))
-        return event
