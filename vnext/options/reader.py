@@ -291,7 +291,7 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     check_media(server.allowed_local_media_path, server.allowed_media_domains)
     if server.api_server_count > 1:
         _check_several(server)
-    if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in KEPT_BY_ONE):
+    if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in ONE_USUALLY):
         server = msgspec.structs.replace(server, api_server_count=min(engine.data_parallel_size, API_SERVERS_MAX))
     return ServeCommand(engine=engine, server=server)
 
@@ -315,7 +315,8 @@ def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
         )
 
 
-KEPT_BY_ONE = ("batch_dir", "lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "api_key_file")
+KEPT_BY_ONE = ("lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max")
+ONE_USUALLY = (*KEPT_BY_ONE, "api_key_file")  # whose keys may have limits
 API_SERVERS_MAX = 256
 
 

@@ -32,6 +32,7 @@ from vnext.text.template import ChatTemplate
 from vnext.text.tokenizer import Tokenizer
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, OSError)
+KEPT_BY_FIRST = ("/v1/files", "/v1/batches")
 CLEANUP_TIMEOUT_S = 2.0  # after the drain, only aborted requests are left
 
 
@@ -48,7 +49,7 @@ def make_app(
     app[SIBLINGS] = Siblings(settings)
     app.on_cleanup.extend((close_background, close_siblings))
     app[CONNECTIONS] = Connections(settings, app[SERVER_CONTEXT].metrics.closed.add)
-    if settings.batch_dir:
+    if settings.batch_dir and app[SIBLINGS].is_first:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)
     app[TRAINER] = Trainer(client, settings)
@@ -59,8 +60,14 @@ def make_app(
     app[welcome.ROUTES] = ROUTES
     app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=template is not None, has_key=settings.needs_key)
     for prefix in dict.fromkeys(("", settings.root_path)):
-        app.add_routes([getattr(web, route.method.lower())(prefix + route.path, route.view) for route in ROUTES])
+        for route in ROUTES:
+            is_kept = route.path.startswith(KEPT_BY_FIRST) and not app[SIBLINGS].is_first
+            app.add_routes([getattr(web, route.method.lower())(prefix + route.path, _of_first if is_kept else route.view)])
     return app
+
+
+async def _of_first(request: web.Request) -> web.StreamResponse:
+    return await request.app[SIBLINGS].first(request)
 
 
 def make_runner(app: web.Application) -> web.AppRunner:

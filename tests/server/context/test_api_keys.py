@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 from edge_server import EdgeServer
@@ -109,6 +110,19 @@ def test_a_file_that_is_no_list_of_keys_is_refused_without_showing_one(tmp_path:
     assert error.match(sentence.replace("[", r"\[").replace("]", r"\]"))
     with pytest.raises(KeysUnusable, match="cannot be read .No such file"):
         ApiKeys(ServerSettings(api_key_file=str(tmp_path / "absent")))
+
+
+def test_several_api_servers_share_keys_without_limits(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("- key: a\n  name: ann\n- key: b\n")
+    settings = ServerSettings(api_keys=("one",), api_key_file=str(tmp_path / "keys"), api_server_count=2)
+    first, second = ApiKeys(settings), ApiKeys(msgspec.structs.replace(settings, number=1))
+    for key in ("one", "a", "b"):
+        tenants = [each.tenant(each.client_of(key) or "") for each in (first, second)]
+        assert tenants[0] == tenants[1] and tenants[0].owner
+    (tmp_path / "keys").write_text("- key: a\n- key: b\n  max_answers: 3\n")
+    with pytest.raises(KeysUnusable, match="keys limits key 2, and each of several API servers would count alone: leave out"):
+        ApiKeys(settings)
+    ApiKeys(msgspec.structs.replace(settings, api_server_count=1))
 
 
 def test_limits_of_one_key_leave_the_others_alone(file: str, caplog: pytest.LogCaptureFixture) -> None:

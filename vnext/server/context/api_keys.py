@@ -70,6 +70,11 @@ class ApiKeys:
             client = f"key {place} {each.name}".rstrip()
             limits = _limits_of(each, settings)
             if any(limits):
+                if settings.api_server_count > 1:
+                    raise KeysUnusable(
+                        f"--api-key-file {settings.api_key_file} limits key {place - len(settings.api_keys)}, and each of several "
+                        "API servers would count alone: leave out its limits, or --api-server-count."
+                    )
                 self._limits[client] = KeyLimits(*limits)
             if len(found) > 1:
                 self._tenants[client] = Tenant(each.name or _nameless(each.key), each.admin)

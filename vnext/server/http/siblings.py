@@ -1,7 +1,8 @@
 """Siblings: the API servers that accept from one port, which ask each other for responses that one of them has.
 
 Each also serves its application at a Unix socket in the folder that they share, which only their user can open, and passes on what
-a client asks of a response that it lacks itself, with the client's key. What a sibling asks is not passed on once more.
+a client asks of a response that it lacks itself, with the client's key. What a sibling asks is not passed on once more. The one at
+place 0 keeps the files and batches of all.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, UnixConnector, web
 
-from vnext.server.context.errors import ClientGone
+from vnext.server.context.errors import ClientGone, Draining
 from vnext.server.settings import ServerSettings
 
 HEADER = "X-Vnext-Sibling"
 """Of what a sibling asks: `answer`, as a client would get it, or `stored`, all that is kept of it."""
 OK, ABSENT = 200, 404
 _TO = ("Authorization", "X-Api-Key", "Last-Event-ID", "Accept")
+_OF_BODY = ("Content-Type", "Content-Encoding")
 _ID = re.compile(r"[\w-]{1,160}", re.ASCII)
 _BACK = ("Content-Type", "Cache-Control", "X-Accel-Buffering")
 
@@ -31,6 +33,7 @@ class Siblings:
     def __init__(self, settings: ServerSettings) -> None:
         count = settings.api_server_count if settings.shared_dir and settings.api_server_count > 1 else 0
         paths = [Path(settings.shared_dir) / f"api-{place}.socket" for place in range(count)]
+        self._is_first = not count or settings.number % count == 0
         self._path = paths.pop(settings.number % count) if count else None
         self._others, self._sessions = paths, list[ClientSession]()
 
@@ -52,6 +55,23 @@ class Siblings:
         within its answer."""
         async with self._first(request, request.method, request.raw_path, "answer") as found:
             return None if found is None else await _passed(request, found)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one keeps the files and batches, in place of which the others have `first`."""
+        return self._is_first
+
+    async def first(self, request: web.Request) -> web.StreamResponse:
+        """What the one at place 0 answers to a request, which may have a body. Raises Draining where it is not there."""
+        headers = {name: request.headers[name] for name in (*_TO, *_OF_BODY) if name in request.headers}
+        body = request.content if request.can_read_body else None
+        try:
+            async with self._sessions[0].request(
+                request.method, f"http://sibling{request.raw_path}", headers=headers, data=body, allow_redirects=False
+            ) as found:
+                return await _passed(request, found)
+        except (ClientError, OSError) as error:
+            raise Draining("The API server that keeps files and batches is beginning or ending: ask again.") from error
 
     async def stream(self, request: web.Request, id_: str) -> web.StreamResponse | None:
         """The same of the stream of a response, behind the event that the client has."""
