@@ -19,7 +19,7 @@ import zmq
 
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.engine.owners import News, Owners
-from vnext.runtime.engine.trials import Trials
+from vnext.runtime.engine.trials import DEATHS_MIN, Trials
 from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
 from vnext.runtime.protocol.merged_output import MergedOutput
 from vnext.runtime.protocol.messages import (
@@ -126,9 +126,9 @@ class Clients:
                     self._send(peer, self._ready)
                     self._sent_stats = None
                 case SubmitRequest():
-                    if self._trials.takes(peer, message):
-                        continue
-                    if (event := self._arrival(state, peer, message, next_id)) is not None:
+                    if message.deaths >= DEATHS_MIN:
+                        self._trials.queue.append((peer, message))
+                    elif (event := self._arrival(state, peer, message, next_id)) is not None:
                         next_id += 1
                         yield event
                 case AbortRequests(names=names, reason=reason):
@@ -184,7 +184,8 @@ class Clients:
     def begun(self, ids: Collection[int], missed: Mapping[int, CacheMiss]) -> None:
         """These requests have been planned into their first step; `missed` of some prompts."""
         self._owners.begun(ids, missed)
-        self._trials.begun(ids)
+        if self._trials.on_trial is not None:
+            self._trials.begun(ids)
 
     def tell_stats(self, stats: EngineStats) -> None:
         """Send statistics to every client, unless nothing has changed."""
@@ -195,7 +196,7 @@ class Clients:
     @property
     def is_behind(self) -> bool:
         """Whether there is work that no event reports: a client has not read its messages yet, or a suspect may be tried."""
-        return bool(self._backlogs) or self._trials.are_due
+        return bool(self._backlogs or (self._trials.queue and self._trials.are_due))
 
     def tell_all(self, message: EngineMessage) -> None:
         for peer in sorted(self._peers):

@@ -20,8 +20,8 @@ from vnext.state.outputs import Going
 News = tuple[Going | None, Sequence[RequestOutput]]
 """Of one event: the requests that go on, and the outputs of the others with their numbers."""
 Singles = dict[bytes, list[RequestOutput]]
-Places = np.ndarray | slice | None
-"""Of one client's requests in columns, None for all."""
+Places = np.ndarray | slice
+"""Of one client's requests in columns."""
 
 
 class Owners:
@@ -72,7 +72,9 @@ class Owners:
                 singles[owner[0]].append(output)
                 self._note(output, owner)
         for peer in dict.fromkeys((*shares, *singles)) if singles else shares:
-            numbers, tokens = _cut(going, shares[peer]) if going is not None and peer in shares else (b"", b"")
+            numbers = tokens = b""
+            if going is not None and (places := shares.get(peer)) is not None:
+                numbers, tokens = going.ids[places].tobytes(), going.tokens[places].tobytes()
             yield peer, Outputs(outputs=tuple(singles[peer]) if peer in singles else (), numbers=numbers, tokens=tokens)
 
     def _note(self, output: RequestOutput, owner: tuple[bytes, str]) -> None:
@@ -87,7 +89,7 @@ class Owners:
             del self._live[owner[0]]
 
     def _shares_in(self, going: Going, singles: Singles) -> dict[bytes, Places]:
-        """Positions of each client's requests in the columns, None for all. Requests that a client must be sent by name go to
+        """Positions of each client's requests in the columns. Requests that a client must be sent by name go to
         `singles`.
 
         The usual step goes on with the requests of the step before, so their positions stay the same, also where others join.
@@ -99,7 +101,7 @@ class Owners:
         if first and self._reported.isdisjoint(going.ids[first:].tolist()):
             for place in range(first, count):
                 self._begin(going, place, singles)
-            return {peer: slice(first) if places is None else places for peer, places in self._shares.items()}
+            return {peer: slice(first) if isinstance(places, slice) else places for peer, places in self._shares.items()}
         numbers, reported = going.ids.tolist(), self._reported
         known = [place for place, id_ in enumerate(numbers) if id_ in reported]
         shares: dict[bytes, list[int]] = defaultdict(list)
@@ -108,7 +110,7 @@ class Owners:
         else:
             for place in known:
                 shares[self._owner[numbers[place]][0]].append(place)
-        found: dict[bytes, Places] = {peer: None if len(each) == count else np.array(each) for peer, each in shares.items()}
+        found: dict[bytes, Places] = {peer: slice(None) if len(each) == count else np.array(each) for peer, each in shares.items()}
         if len(known) == count:
             self._shares, self._shares_of = found, ids
         for place in sorted(set(range(count)).difference(known)) if len(known) < count else ():
@@ -130,9 +132,3 @@ class Owners:
     def _first_said(self, id_: int) -> tuple[float, CacheMiss | None]:
         """What a request's first output alone says."""
         return self._waited_s.pop(id_, 0.0), self._missed.pop(id_, None)
-
-
-def _cut(going: Going, places: Places) -> tuple[bytes, bytes]:
-    if places is None:
-        return going.ids.tobytes(), going.tokens.tobytes()
-    return going.ids[places].tobytes(), going.tokens[places].tobytes()

@@ -18,7 +18,7 @@ Submitted = tuple[bytes, SubmitRequest]
 
 
 class Trials:
-    """Mutable. `notes`: where the one `on_trial` (its id and name) is named. `queue`: the suspects that wait."""
+    """Mutable. `notes`: where the one `on_trial` (its id and name) is named. `queue`: the suspects that wait, of DEATHS_MIN."""
 
     def __init__(self, notes: CoreNotes) -> None:
         self._notes = notes
@@ -31,13 +31,6 @@ class Trials:
         """Whether `next` has one."""
         return bool(self.queue) and self.on_trial is None
 
-    def takes(self, peer: bytes, request: SubmitRequest) -> bool:
-        """Whether the request is a suspect, which then waits for its trial."""
-        if request.deaths < DEATHS_MIN:
-            return False
-        self.queue.append((peer, request))
-        return True
-
     def next(self) -> Submitted | None:
         """The next suspect, if none is on trial."""
         return self.queue.pop(0) if self.are_due else None
@@ -49,7 +42,7 @@ class Trials:
             self.begun((id_,))
 
     def begun(self, ids: Collection[int]) -> None:
-        """These requests are about to have their first step."""
+        """These requests are about to have their first step, while one is on trial."""
         if self.on_trial is not None and self.on_trial[0] in ids and not self._is_noted:
             self._notes.write(SUSPECT, self.on_trial[1])
             self._is_noted = True
