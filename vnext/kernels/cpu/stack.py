@@ -95,10 +95,11 @@ class StackLayer(NamedTuple):
     with GATES_APART all gates stand behind all queries, with GATE_A_HEAD one number for each. A layer that is `recurring` has its
     first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is that of a `gate_up` without a
     gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how many numbers of queries, on all
-    ranks, are normed together, 0 for none; the rest as in DecoderForm."""
+    ranks, are normed together, 0 for none; the rest as in DecoderForm. A layer without `qkv` mixes nothing, and one
+    with neither `gate_up` nor experts has no MLP. With narrow products experts read what one makes of their input."""
 
-    qkv: PackedLinear
-    output: PackedLinear
+    qkv: PackedLinear | None
+    output: PackedLinear | None
     gate_up: PackedLinear | None
     down: PackedLinear | None
     qkv_bias: Array | None
@@ -149,6 +150,8 @@ class StackLayer(NamedTuple):
     own_norm: Array | None = None
     own_at: int = 0
     stream_scale: Array | None = None
+    narrow_input: PackedLinear | None = None
+    narrow_result: PackedLinear | None = None
     adds_to_normed: bool = False
     kept_mixed: float = 1.0
     kept_widened: float = 1.0
@@ -230,7 +233,8 @@ def describe_latent(
 
 def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int = 0) -> Stack:
     """The stack of these layers, one of which attends; activations are of one dtype and size, norms of `norm_dtype`."""
-    first = next(layer for layer in layers if layer.recurring is None)
+    first = next(layer for layer in layers if layer.recurring is None and layer.qkv is not None)
+    assert first.qkv is not None
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
     norm_kind = norm_kind_of(norm_dtype, kind)
@@ -240,7 +244,9 @@ def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int 
 
 def gate_count(layer: StackLayer) -> int:
     """The numbers among the outputs of a layer's first product that gate its heads."""
-    return layer.output.inputs // (layer.head_dim if layer.is_gated == GATE_A_HEAD else 1) if layer.is_gated else 0
+    if not layer.is_gated or layer.output is None:
+        return 0
+    return layer.output.inputs // (layer.head_dim if layer.is_gated == GATE_A_HEAD else 1)
 
 
 def norm_kind_of(dtype: object, kind: Kind) -> Kind:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
-from vnext.kernels.calls import BiasedExperts, parts_of as experts_and_biases
+from vnext.kernels.calls import GATELESS, BiasedExperts, parts_of as experts_and_biases
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.experts import Described, describe_experts, describe_router
 from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
@@ -54,8 +54,6 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     if config.recurrent is not None and config.recurrent.beside is not None:
         return None
     if config.experts is not None and config.experts.router.marks == "mixer":
-        return None
-    if any(layer.attention is None or layer.mlp is None for layer in layers):
         return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
@@ -122,7 +120,10 @@ def _with_pools(stack: Stack, places: np.ndarray, pools: Sequence[tuple[Array, .
     """Of each layer two addresses, those of its pools among those of attending layers."""
     assert all(is_dense(part) for parts in pools for part in parts)
     attending, own = iter(places.reshape(-1, 2).tolist()), iter(pools)
-    found = [_pools_of(next(own)) if layer.recurring else next(attending) for layer in stack.layers]
+    idle = [0, 0]
+    found = [
+        idle if layer.qkv is None else _pools_of(next(own)) if layer.recurring else next(attending) for layer in stack.layers
+    ]
     return np.array(found, dtype=np.int64).reshape(-1)
 
 
@@ -176,15 +177,15 @@ def _is_plain(layer: Linear) -> bool:
     return isinstance(layer.weight, Packed) and not layer.weight.linear.gate and layer.bias is None
 
 
-def _mixing_of(layer: LayerParams) -> Alone:
-    """What mixes the tokens of a layer that the kernels may take."""
-    assert layer.attention is not None and not isinstance(layer.attention, SideBySide)
+def _mixing_of(layer: LayerParams) -> Alone | None:
+    """What mixes the tokens of a layer that the kernels may take, if anything does."""
+    assert not isinstance(layer.attention, SideBySide)
     return layer.attention
 
 
-def _products_of_mixing(layer: LayerParams) -> tuple[Linear, Linear]:
+def _products_of_mixing(layer: LayerParams) -> tuple[()] | tuple[Linear, Linear]:
     attention = _mixing_of(layer)
-    return first_of(attention), attention.output
+    return (first_of(attention), attention.output) if attention is not None else ()
 
 
 def first_of(attention: Alone) -> Linear:
@@ -210,13 +211,19 @@ def _has_heads(attention: LatentAttention) -> bool:
     return plain and all((*kinds, *packs, *map(is_dense, norms)))
 
 
+def _is_gated_apart(mlp: SparseMlp, activation: str) -> bool:
+    """Whether the product of experts with their input does not gate what it gives."""
+    return isinstance(mlp.gate_up, BiasedExperts) or activation in GATELESS
+
+
 def _are_common(mlp: SparseMlp, activation: str) -> bool:
     """Whether the kernels packed all experts, the router and the shared MLP's gate."""
-    packs = ((mlp.gate_up, "" if isinstance(mlp.gate_up, BiasedExperts) else activation), (mlp.down, ""))
+    packs = ((mlp.gate_up, "" if _is_gated_apart(mlp, activation) else activation), (mlp.down, ""))
     packed = [(*experts_and_biases(pack), gate) for pack, gate in packs]
     are_packed = all(
         isinstance(pack, PackedExperts) and all(weight.linear.gate == gate for weight in pack.weights) for pack, _, gate in packed
     )
+    are_packed = are_packed and all(_is_plain(each) for each in mlp.narrow or ())
     are_packed = are_packed and all(isinstance(each, Packed) for each in (mlp.router, mlp.shared_gate or mlp.router))
     return are_packed and all(is_dense(bias) for _, biases, _ in packed for bias in biases)
 
@@ -246,15 +253,15 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
-    attention, form, (given, output) = _mixing_of(layer), config.form, _products_of_mixing(layer)
+    attention, form, (given, output) = _mixing_of(layer), config.form, _products_of_mixing(layer) or (None, None)
     own, reads = attention if isinstance(attention, Attention) else None, isinstance(attention, ReadingAttention)
     attention_norm = parts_of(layer.attention_norm)
     mlp_norm = attention_norm if form.is_parallel and layer.mlp_norm is None else parts_of(layer.mlp_norm)
     return StackLayer(
-        qkv=given.weight.linear,
-        output=output.weight.linear,
-        qkv_bias=given.bias,
-        output_bias=output.bias,
+        qkv=given and given.weight.linear,
+        output=output and output.weight.linear,
+        qkv_bias=given and given.bias,
+        output_bias=output and output.bias,
         attention_norm=attention_norm[0],
         mlp_norm=mlp_norm[0],
         query_norm=attention.q_norm if isinstance(attention, (Attention, ReadingAttention)) else None,
@@ -301,7 +308,7 @@ def _gates(form: DecoderForm) -> int:
     return kernel.GATES_APART if form.gates_apart else int(form.is_gated)
 
 
-def _head_norm_kind(attention: Alone) -> Kind:
+def _head_norm_kind(attention: Alone | None) -> Kind:
     """That of the norms of its queries and keys."""
     if not isinstance(attention, (Attention, ReadingAttention)):
         return Kind.FLOAT32
@@ -323,9 +330,10 @@ def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
         assert config.experts is not None
         found["scores"], found["shared_gate"] = experts.router.linear, experts.shared_gate and experts.shared_gate.linear
         found["router"] = describe_router(config.experts.router, experts.router.shape[0], experts.bias)
-        packed, is_biased = experts_and_biases(experts.gate_up)[0], isinstance(experts.gate_up, BiasedExperts)
-        found["experts"] = describe_experts(experts.gate_up, experts.down, packed.first, config.activation if is_biased else "")
+        packed, is_apart = experts_and_biases(experts.gate_up)[0], _is_gated_apart(experts, config.activation)
+        found["experts"] = describe_experts(experts.gate_up, experts.down, packed.first, config.activation if is_apart else "")
         found["scores_bias"], found["share_scales"] = experts.score_bias, experts.share_scales
+        found |= zip(("narrow_input", "narrow_result"), (each.weight.linear for each in experts.narrow or ()))
     return found
 
 
@@ -379,10 +387,12 @@ def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
 def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     """Sizes and dtypes of the first layer throughout."""
     wide = () if layer.gate_up is None or layer.down is None else (layer.gate_up, layer.down)
-    fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
-    sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
-    is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
-    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + kernel.gate_count(layer))
+    mixing = () if layer.qkv is None or layer.output is None else (layer.qkv, layer.output)
+    fields, sizes = (*mixing, *wide), True
+    if mixing:
+        is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
+        sizes = mixing[0].inputs == mixing[1].outputs == stack.hidden
+        sizes = sizes and (is_unlike or mixing[0].outputs == stack.joined + kernel.gate_count(layer))
     if wide:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
         sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)

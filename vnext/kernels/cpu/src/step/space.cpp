@@ -29,7 +29,8 @@ Sizes sizes_of(const StackCall &call) {
         const int64_t queries = query_width(call, layer);
         sizes.inner_width = std::max(sizes.inner_width, queries);
         if (layer.own_gate != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.own_gate->out);
-        sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
+        if (layer.qkv != nullptr) sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
+        if (layer.narrow_input != nullptr) sizes.wide_width = std::max(sizes.wide_width, 2 * layer.narrow_input->out);
         if (layer.down != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.down->in);
         if (layer.is_by_head) sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
         if (layer.is_gated) sizes.beside_width = std::max(sizes.beside_width, queries);
@@ -52,7 +53,7 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
     const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
                   inner = bytes(call.tokens, std::max(sizes.inner_width, call.hidden)),
-                  picked_query = bytes(call.samples, sizes.inner_width), kept = bytes(call.samples, call.hidden),
+                  picked_query = bytes(call.samples, std::max(sizes.inner_width, call.hidden)), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr && !has_any(call, has_gate_apart) ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
                   sums = call.sum == nullptr ? 0 : padded(call.tokens * sizes.sum_width * 4),
                   shared = has_any(call, has_experts) ? bytes(call.tokens, call.hidden) : 0,

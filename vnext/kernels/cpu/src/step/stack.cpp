@@ -126,8 +126,7 @@ struct Layer {
         route_rows(router, scores, rows, shares, ids);
         for (int64_t i = 0; weights.share_scales != nullptr && i < chosen; ++i)
             shares[i] *= weights.share_scales[ids[i]];
-        run_experts(call.kind, *weights.experts, read(rows, stream, weights.experts_norm), rows, call.hidden, router.per_token, shares, ids, call.sum,
-                    space.query_or_mixed);
+        run_chosen(read(rows, stream, weights.experts_norm), rows, shares, ids);
         norm_in_place(rows, weights.after_experts_norm, space.query_or_mixed);
         if (weights.gate_up == nullptr) return;
         widen(rows, space.shared);
@@ -141,6 +140,20 @@ struct Layer {
             gate_and_mul(call.kind, rows, gating);
         }
         add_rows(call.kind, rows, call.hidden, space.shared, space.query_or_mixed);
+    }
+
+    /* What the experts give together for x, or for what a product makes narrow of it. */
+    void run_chosen(const void *x, int64_t rows, const float *shares, const int64_t *ids) const {
+        void *found = space.query_or_mixed;
+        const bool is_narrow = weights.narrow_input != nullptr;
+        const int64_t width = is_narrow ? weights.narrow_input->out : call.hidden;
+        if (is_narrow) {
+            linear(x, call.hidden, rows, weights.narrow_input, nullptr, space.joined_or_wide, width, call.kind);
+            x = space.joined_or_wide;
+            found = static_cast<char *>(space.joined_or_wide) + rows * width * sizes.element;
+        }
+        run_experts(call.kind, *weights.experts, x, rows, width, weights.router->per_token, shares, ids, call.sum, found);
+        if (is_narrow) linear(found, width, rows, weights.narrow_result, nullptr, space.query_or_mixed, call.hidden, call.kind);
     }
 
     /* normed = norm(residual += mixed), or the sum itself without a norm. */
@@ -221,8 +234,8 @@ struct Layer {
     int64_t multiply_into_heads(const AttentionPlan &plan) const {
         void *joined = weights.latent == nullptr && !weights.is_by_head ? space.joined_or_wide : space.query_or_mixed;
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, joined);
-        if (weights.is_gated) part_gates(plan);
-        if (weights.is_by_head) part_heads(plan);
+        if (weights.is_gated) part_gates(joined_rows(plan), weights.is_gated, space.beside);
+        if (weights.is_by_head) part_heads(joined_rows(plan), space.query_or_mixed);
         if (weights.latent == nullptr) return weights.qkv->out;
         if (weights.latent->gates != nullptr)
             linear(space.seen_or_normed, call.hidden, call.tokens, weights.latent->gates, nullptr, latent_gates(), weights.latent->gates->out,
@@ -237,42 +250,9 @@ struct Layer {
 
     void *values() const { return weights.latent == nullptr ? cache.values : cache.keys; }
 
-    /* Queries come with a gate behind each, or all before all gates: the gates go beside, queries, keys and values one behind the
-       other. */
-    void part_gates(const AttentionPlan &plan) const {
-        if (weights.is_gated == GATE_A_HEAD) return spread_gates(plan);
-        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
-        for (int64_t token = 0; token < call.tokens; ++token) {
-            char *row = static_cast<char *>(space.joined_or_wide) + token * width;
-            char *gates = static_cast<char *>(space.beside) + token * plan.heads * head;
-            if (weights.is_gated == GATES_APART) std::memcpy(gates, row + plan.heads * head, size_t(plan.heads * head));
-            for (int64_t i = 0; i < plan.heads && weights.is_gated != GATES_APART; ++i) {
-                std::memcpy(gates + i * head, row + (2 * i + 1) * head, size_t(head));
-                if (i > 0) std::memcpy(row + i * head, row + 2 * i * head, size_t(head));
-            }
-            std::memmove(row + plan.heads * head, row + 2 * plan.heads * head, size_t(2 * plan.kv_heads * head));
-        }
-    }
-
-    /* Behind all queries there is one gate for each: as many times as a head has numbers it goes beside. */
-    void spread_gates(const AttentionPlan &plan) const {
-        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element, gates = plan.heads * sizes.element;
-        for (int64_t token = 0; token < call.tokens; ++token) {
-            char *behind = static_cast<char *>(space.joined_or_wide) + token * width + plan.heads * head;
-            char *beside = static_cast<char *>(space.beside) + token * plan.heads * head;
-            for (int64_t i = 0; i < plan.heads * weights.head_dim; ++i)
-                std::memcpy(beside + i * sizes.element, behind + i / weights.head_dim * sizes.element, size_t(sizes.element));
-            std::memmove(behind, behind + gates, size_t(2 * plan.kv_heads * head));
-        }
-    }
-
-    /* Heads come with query, key and value side by side: all queries come first, then all keys, then all values. */
-    void part_heads(const AttentionPlan &plan) const {
-        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
-        for (int64_t at = 0; at < call.tokens * width; at += width)
-            for (int64_t i = 0; i < 3 * plan.heads; ++i)
-                std::memcpy(static_cast<char *>(space.joined_or_wide) + at + (i % 3 * plan.heads + i / 3) * head,
-                            static_cast<const char *>(space.query_or_mixed) + at + i * head, size_t(head));
+    JoinedRows joined_rows(const AttentionPlan &plan) const {
+        return {static_cast<char *>(space.joined_or_wide), call.tokens,           weights.qkv->out * sizes.element, plan.heads, plan.kv_heads,
+                weights.head_dim * sizes.element, sizes.element};
     }
 
     /* Reads the normed input, and leaves what the states give in its place. */
@@ -329,6 +309,7 @@ struct Layer {
 
     /* The layer's tokens, up to what its second product takes. */
     void mix_tokens() const {
+        if (weights.qkv == nullptr) return;
         if (weights.recurring != nullptr) return go_on();
         write_cache();
         attend(*call.places[weights.group].plan, space.query_or_mixed, space.beside, call.tokens);
@@ -350,20 +331,23 @@ struct Layer {
         if (weights.stream_scale != nullptr) scale_by(call.kind, rows, call.hidden, weights.stream_scale, residual);
     }
 
+    /* What the heads saw, or what is in their place, goes to the stream. normed = its norm: the MLP's where none is given. */
+    void add_mixed(const void *seen, const void *gates, int64_t rows, void *residual, const Norm *given, void *normed) const {
+        if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, gates, space.joined_or_wide);
+        mix(OUTPUT, weights.latent == nullptr ? seen : space.joined_or_wide, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        norm_mixed(rows, weights.after_attention_norm, weights.mixed_scale);
+        const Norm norm = given == nullptr ? Norm{weights.mlp_norm, weights.mlp_norm_bias} : *given;
+        if (!weights.is_parallel) return add_and_norm(rows, space.query_or_mixed, residual, norm, normed);
+        norm_rows(call, rows, residual, norm, normed);
+        add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
+    }
+
     /* From what was seen, and the gates of latent attention, to the next layer's normed input. `tokens`: of the rows, null for all. */
     void finish(const void *seen, const void *gates, int64_t rows, const int64_t *tokens, void *residual, const Norm &next_norm,
                 void *next) const {
-        if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, gates, space.joined_or_wide);
-        const void *given = weights.latent == nullptr ? seen : space.joined_or_wide;
-        mix(OUTPUT, given, rows, weights.output, weights.output_bias, space.query_or_mixed);
-        norm_mixed(rows, weights.after_attention_norm, weights.mixed_scale);
-        const Norm norm{weights.mlp_norm, weights.mlp_norm_bias};
-        if (weights.is_parallel) {
-            norm_rows(call, rows, residual, norm, space.seen_or_normed);
-            add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
-        } else {
-            add_and_norm(rows, space.query_or_mixed, residual, norm, space.seen_or_normed);
-        }
+        const bool widens = weights.gate_up != nullptr || weights.experts != nullptr;
+        if (weights.qkv != nullptr) add_mixed(seen, gates, rows, residual, widens ? nullptr : &next_norm, widens ? space.seen_or_normed : next);
+        if (!widens) return;
         keep_normed(rows, weights.kept_widened, residual);
         if (weights.experts == nullptr)
             widen(rows, space.query_or_mixed);
@@ -379,6 +363,7 @@ struct Layer {
 
     /* The last layer: the sampled rows alone, once keys, values and states are written. */
     void finish_sampled() const {
+        if (weights.qkv == nullptr) return finish_alone();
         weights.recurring != nullptr ? go_on() : write_cache();
         if (call.samples == 0) return;
         const AttentionPlan &plan = *call.places[weights.group].plan;
@@ -395,6 +380,15 @@ struct Layer {
             attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query, space.picked_gates, call.samples);
         }
         finish(seen, space.picked_gates, call.samples, call.sample_at, space.picked_residual, norm_before(call, call.layer_count), call.result);
+    }
+
+    /* The same of a layer that mixes nothing. */
+    void finish_alone() const {
+        if (call.samples == 0) return;
+        pick(call.residual, call.hidden, space.picked_residual);
+        pick(space.seen_or_normed, call.hidden, space.picked_query);
+        std::memcpy(space.seen_or_normed, space.picked_query, size_t(call.samples * call.hidden * sizes.element));
+        finish(nullptr, nullptr, call.samples, call.sample_at, space.picked_residual, norm_before(call, call.layer_count), call.result);
     }
 
     void pick(const void *rows, int64_t width, void *picked) const {

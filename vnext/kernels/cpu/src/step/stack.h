@@ -7,12 +7,14 @@
 #include "attention/attention.h"
 #include "kernels.h"
 #include "step/experts.h"
+#include "step/joined.h"
 #include "step/latent.h"
 #include "step/recurring.h"
 
 namespace vnx {
 
-/* One layer's weights, described once at loading. Biases may be null, and so may norms. Those after attention and MLP are of what
+/* One layer's weights, described once at loading. Biases may be null, and so may norms. A layer without `qkv` mixes nothing; one with neither
+   `gate_up` nor experts has no MLP. With `narrow_input` experts read what that makes of their input, and `narrow_result` makes the stream's. Those after attention and MLP are of what
    these give, which is then multiplied by `mixed_scale` or `widened_scale`, before it is added; with
    `adds_to_normed` to the normed input of attention or MLP, times `kept_mixed` or `kept_widened`, and not to the stream. `window` 0 is none. `turns`: by which of StackCall's
    angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
@@ -46,12 +48,10 @@ namespace vnx {
     X(int64_t, head_dim) X(int64_t, reads) X(const void *, value_norm) X(const void *, router_norm)                 \
     X(const void *, experts_norm) X(const void *, after_experts_norm) X(const void *, after_shared_norm)            \
     X(const Packed *, own_gate) X(const Packed *, own_product) X(const void *, own_norm) X(int64_t, own_at)         \
-    X(const void *, stream_scale) X(int64_t, adds_to_normed) X(double, kept_mixed) X(double, kept_widened)
+    X(const void *, stream_scale) X(const Packed *, narrow_input) X(const Packed *, narrow_result) X(int64_t, adds_to_normed) X(double, kept_mixed) X(double, kept_widened)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
-
-constexpr int64_t GATES_APART = 2, GATE_A_HEAD = 3;
 
 /* The products of a layer that adapters may change, in the order of StackCall's parts. */
 enum Product : int { QKV, OUTPUT, GATE_UP, DOWN, PRODUCT_COUNT };
