@@ -133,6 +133,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "mamba": ("MambaForCausalLM", "MambaConfig", {"state_size": 12, "time_step_rank": 6, "intermediate_size": 96}),
+    "falcon_mamba": (
+        "FalconMambaForCausalLM",
+        "FalconMambaConfig",
+        {"conv_kernel": 3, "use_conv_bias": False, "intermediate_size": 128, "tie_word_embeddings": False},
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "time_step_min": 1e-6, "tie_word_embeddings": False},
+    ),
     "minimax": (
         "MiniMaxForCausalLM",
         "MiniMaxConfig",

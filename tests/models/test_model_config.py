@@ -115,7 +115,7 @@ HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     beginnings = {
-        "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Whisper": WHISPER,
+        "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Mamba2": {"num_heads": 2, "head_dim": 32, "n_groups": 1}, "Whisper": WHISPER,
         "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "Lfm3": {"layer_types": ["conv", "full_attention"]},
         **dict.fromkeys(("KimiLinear", "OlmoHybrid", "BailingHybrid"), HALF_LINEAR),
         "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),

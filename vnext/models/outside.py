@@ -81,7 +81,6 @@ NEEDS = MappingProxyType(
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            FalconMamba Mamba Mamba2
             Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling

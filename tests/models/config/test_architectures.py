@@ -34,7 +34,7 @@ def test_nothing_is_in_two_lists() -> None:
 
 
 NEEDS = {
-    "FalconForCausalLM": "a decoder", "Qwen2VLForConditionalGeneration": "images", "MambaForCausalLM": "a state",
+    "FalconForCausalLM": "a decoder", "Qwen2VLForConditionalGeneration": "images", "ZambaForCausalLM": "a state",
     "JetMoeForCausalLM": "experts", "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
 }  # fmt: skip
 

@@ -140,7 +140,24 @@ LFM3: dict[str, Any] = {
         "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
     },
 }  # fmt: skip
-PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING, "lfm3": LFM3}
+MAMBA: dict[str, Any] = {
+    "architectures": ["MambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "d_inner": 1536, "d_model": 768, "eos_token_id": 0,
+    "expand": 2, "fused_add_norm": True, "hidden_act": "silu", "hidden_size": 768, "initializer_range": 0.1, "intermediate_size": 1536,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba", "n_layer": 24, "num_hidden_layers": 24, "pad_token_id": 0,
+    "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "ssm_cfg": {}, "state_size": 16,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 48,
+    "time_step_scale": 1.0, "torch_dtype": "float32", "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 50280,
+}  # fmt: skip
+FALCON_MAMBA: dict[str, Any] = {
+    "architectures": ["FalconMambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "eos_token_id": 11, "expand": 16,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1, "intermediate_size": 8192, "layer_norm_epsilon": 1e-05,
+    "model_type": "falcon_mamba", "num_hidden_layers": 64, "pad_token_id": 11, "rescale_prenorm_residual": False,
+    "residual_in_fp32": True, "state_size": 16, "tie_word_embeddings": False, "time_step_floor": 0.0001,
+    "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0,
+    "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True, "use_conv_bias": True, "use_mambapy": False, "vocab_size": 65024,
+}  # fmt: skip
+PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING, "lfm3": LFM3,
+    "mamba": MAMBA, "falcon_mamba": FALCON_MAMBA}  # fmt: skip
 
 
 @pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
@@ -149,9 +166,12 @@ def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling, lfm3 = (parse_config(raw, {}) for raw in PUBLISHED.values())
+    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling, lfm3, mamba, second = (parse_config(raw, {}) for raw in PUBLISHED.values())
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
+    assert mamba.attending_layers == second.attending_layers == () and mamba.tie_embeddings and not second.tie_embeddings
+    assert (mamba.recurrent.values, mamba.recurrent.key_dim, mamba.recurrent.step_rank) == (1536, 16, 48)
+    assert (second.recurrent.values, second.recurrent.norm_eps, mamba.recurrent.norm_eps) == (8192, 1e-6, 0.0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
     assert (granite.recurrent.values, granite.recurrent.keys, granite.recurrent.has_bias) == (1536, 128, True)
     assert qwen.attending_layers == (3,) and qwen.rope.share == 0.25 and qwen.rope.theta == 1e7 and qwen.form.is_gated
@@ -176,7 +196,7 @@ def test_their_sizes() -> None:
 
 
 CONVOLVING = (
-    (LFM2, "conv_L_cache"), (LFM3, "conv_L_cache"), (GRANITE, "mamba_d_conv"), (NEMOTRON, "conv_kernel"), (JAMBA, "mamba_d_conv"),
+    (LFM2, "conv_L_cache"), (LFM3, "conv_L_cache"), (GRANITE, "mamba_d_conv"), (NEMOTRON, "conv_kernel"), (JAMBA, "mamba_d_conv"), (MAMBA, "conv_kernel"),
     (KIMI | {"linear_attn_config": None}, "linear_conv_kernel_dim"), (OLMO, "linear_conv_kernel_dim"), (LING, "linear_conv_kernel_dim"),
     (QWEN["text_config"], "linear_conv_kernel_dim"),
 )  # fmt: skip
@@ -193,6 +213,8 @@ REFUSED = [
     (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "each of the first two at least once"),
     (JAMBA, {"attn_layer_period": 1, "attn_layer_offset": 0}, "must leave layers that attend and layers that do not"),
     (JAMBA, {"mamba_inner_layernorms": False}, "mamba_inner_layernorms False is not supported"),
+    (MAMBA, {"use_bias": True}, "use_bias True is not supported"),
+    (MAMBA, {"rms_norm": False}, "rms_norm False is not supported"),
     (MINIMAX, {"attn_type_list": [1] * 80}, "each of the two once at least"),
     (MINIMAX, {"postnorm": False}, "postnorm False is not supported"),
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False is not supported"),

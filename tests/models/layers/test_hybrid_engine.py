@@ -96,7 +96,7 @@ class Engine:
             self.tokens[news.id].append(news.token)
 
 
-SAVED = ("lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear", "ling_3", "lfm3")
+SAVED = ("lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear", "ling_3", "lfm3", "mamba")
 
 
 @pytest.fixture(scope="module", params=SAVED)

@@ -232,13 +232,14 @@ def describe_latent(
 
 
 def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int = 0) -> Stack:
-    """The stack of these layers, one of which attends; activations are of one dtype and size, norms of `norm_dtype`."""
-    first = next(layer for layer in layers if layer.recurring is None and layer.qkv is not None)
-    assert first.qkv is not None
+    """The stack of these layers; activations are of one dtype and size, norms of `norm_dtype`. One head where none attends."""
+    attending = next((layer for layer in layers if layer.recurring is None and layer.qkv is not None), None)
+    first = attending or layers[0]
+    assert first.qkv is not None, "the first layer of a model without attention has a state"
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
     norm_kind = norm_kind_of(norm_dtype, kind)
-    joined = first.qkv.outputs - gate_count(first)
+    joined = first.qkv.outputs - gate_count(first) if attending else 3 * first.head_dim
     return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads, first.head_dim)
 
 

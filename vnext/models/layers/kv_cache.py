@@ -63,6 +63,10 @@ class KvGroups(NamedTuple):
     page_layers: int
 
 
+NO_LAYERS = KvGroups((0,), (), (), 1)
+"""Of a model without attention: its pages still name the blocks whose states are kept, with one place that no layer has."""
+
+
 @cache
 def kv_groups(config: ModelConfig) -> KvGroups:
     """The layers in groups of one size: that of the kind that takes least, or, where the kinds take about as much, of the one that
@@ -74,6 +78,8 @@ def kv_groups(config: ModelConfig) -> KvGroups:
     if config.stage is not None:
         return _part(_grouped(config.stage.windows), config.layer_numbers)
     windows = config.attending_windows
+    if not windows:
+        return NO_LAYERS
     return _shared(windows, tuple(_sizes(config, windows)), config.cache_layers)
 
 
@@ -164,7 +170,7 @@ def make_kv_cache(
     else:
         found = [[zeros(page_count, *shape) for _ in range(parts)] for _ in range(groups.page_layers)]
         pairs = tuple((each[0], each[-1]) for each in found)
-    layers = tuple(pairs[place] for place in groups.place_of)
+    layers = tuple(pairs[place] for place in groups.place_of) or pairs
     return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
 
 

@@ -72,15 +72,15 @@ class Mamba(NamedTuple):
 
 class Selective(NamedTuple):
     """Mamba, the first. `inner` is column-parallel: values, gates; weight [channels, W] and bias [channels] or None of the
-    convolution. `beside` is row-parallel and makes of the values what steps are made of, keys and queries, which `norms` are of;
-    `steps` is column-parallel; neither is ever quantised. decay_logs float32 [H, K, V], step_bias and skips float32 [channels].
-    `output` is row-parallel."""
+    convolution. `beside` is row-parallel and makes of the values what steps are made of, keys and queries, which `norms` are of,
+    () for none; `steps` is column-parallel; neither is ever quantised. decay_logs float32 [H, K, V], step_bias and skips float32
+    [channels]. `output` is row-parallel."""
 
     inner: Linear
     weight: Array
     bias: Array | None
     beside: Linear
-    norms: tuple[Array, Array, Array]
+    norms: tuple[Array, ...]
     steps: Linear
     decay_logs: Array
     step_bias: Array
@@ -276,7 +276,10 @@ def selective(layer: Selective, pools: tuple[Array, ...], x: torch.Tensor, step:
     call = ConvolutionCall(layer.weight, layer.bias, convolved, step.rows, "silu")
     values = chosen.short_convolution(inner[:, :channels], call)
     parts = row(values, layer.beside, step).split((step.config.recurrent.step_rank, keys, keys), 1)
-    given, key, query = (chosen.rms_norm(part, norm, step.config.rms_norm_eps) for part, norm in zip(parts, layer.norms))
+    if layer.norms:
+        eps = step.config.recurrent.norm_eps or step.config.rms_norm_eps
+        parts = tuple(chosen.rms_norm(part, as_tensor(norm), eps) for part, norm in zip(parts, layer.norms))
+    given, key, query = parts
     mixed = chosen.recur(
         _beside([values, key, query]),
         RecurrenceCall(

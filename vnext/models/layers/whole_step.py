@@ -180,7 +180,8 @@ def whole_step(
 def _kv_head_counts(kv: KvCache, config: ModelConfig) -> np.ndarray:
     """Those of each group of layers, int64."""
     groups = kv_groups(config)
-    return np.array([kv[groups.group_of.index(group)][0].shape[1] for group in range(len(groups.windows))], dtype=np.int64)
+    group_of = groups.group_of or (0,)
+    return np.array([kv[group_of.index(group)][0].shape[1] for group in range(len(groups.windows))], dtype=np.int64)
 
 
 def _inputs_of(inputs: InputTable | None, rank: int) -> Described | None:

@@ -71,12 +71,23 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "mamba_inner_layernorms", unless=(True,))
     refuse(raw, "sliding_window", unless=())
     attending, sparse = (every(raw, kind) for kind in ("attn", "expert"))
-    count, inner = positive(raw, "num_hidden_layers"), positive(raw, "mamba_expand") * positive(raw, "hidden_size")
-    rank, lanes = raw.get("mamba_dt_rank"), gcd(inner, LANES)
+    count = positive(raw, "num_hidden_layers")
     layers = tuple(layer for layer in range(count) if layer not in attending)
     if not attending or not layers:
         raise ModelError("attn_layer_period must leave layers that attend and layers that do not; correct config.json")
-    recurrent = Recurrent(
+    experts = None
+    if positive(raw, "num_experts") > 1 and sparse:
+        router, dense = Router(positive(raw, "num_experts_per_tok"), False), tuple(set(range(count)) - set(sparse))
+        wide = positive(raw, "intermediate_size")
+        experts = checked(Experts(count=raw["num_experts"], intermediate_size=wide, router=router, dense_layers=dense))
+    recurrent = selective_layers(raw, layers, positive(raw, "mamba_expand") * positive(raw, "hidden_size"))
+    return common_config(raw, generation, recurrent=recurrent, experts=experts, still_layers=attending)
+
+
+def selective_layers(raw: Json, layers: tuple[int, ...], inner: int, norm_eps: float = 0.0) -> Recurrent:
+    """The sizes of these layers' states, `inner` values wide. Raises ModelError."""
+    rank, lanes = raw.get("mamba_dt_rank"), gcd(inner, LANES)
+    return Recurrent(
         layers=layers,
         width=width_of(raw, "mamba_d_conv"),
         key_dim=positive(raw, "mamba_d_state"),
@@ -84,13 +95,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         value_dim=lanes,
         step_rank=-(-positive(raw, "hidden_size") // 16) if rank in (None, "auto") else positive(raw, "mamba_dt_rank"),
         has_bias=flag(raw, "mamba_conv_bias"),
+        norm_eps=norm_eps,
     )
-    experts = None
-    if positive(raw, "num_experts") > 1 and sparse:
-        router, dense = Router(positive(raw, "num_experts_per_tok"), False), tuple(set(range(count)) - set(sparse))
-        wide = positive(raw, "intermediate_size")
-        experts = checked(Experts(count=raw["num_experts"], intermediate_size=wide, router=router, dense_layers=dense))
-    return common_config(raw, generation, recurrent=recurrent, experts=experts, still_layers=attending)
 
 
 def every(raw: Json, kind: str) -> tuple[int, ...]:
@@ -101,7 +107,7 @@ def every(raw: Json, kind: str) -> tuple[int, ...]:
 
 
 def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Selective:
-    """The Mamba at `prefix`, which ends with a dot."""
+    """The Mamba at `prefix`, which ends with a dot, without its norms."""
     assert config.recurrent is not None
     bias = config.recurrent.has_bias
     return Selective(
@@ -109,7 +115,7 @@ def assemble_selective(source: Source, config: ModelConfig, prefix: str) -> Sele
         weight=source.fused((prefix + "conv1d.weight",)),
         bias=source.fused((prefix + "conv1d.bias",)) if bias else None,
         beside=Linear(source.packed((prefix + "x_proj.weight",), exact=True), None),
-        norms=tuple(source.fused((f"{prefix}{part}_layernorm.weight",)) for part in ("dt", "b", "c")),
+        norms=(),
         steps=Linear(source.packed((prefix + "dt_proj.weight",), exact=True), None),
         decay_logs=logs_of_heads(source.wide(prefix + "A_log"), config.recurrent),
         step_bias=source.wide(prefix + "dt_proj.bias"),
@@ -123,7 +129,10 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     recurring = config.recurrent.layers
 
     def mixing(prefix: str, index: int) -> Mixing:
-        return assemble_selective(source, config, prefix + "mamba.") if index in recurring else attention(source, prefix)
+        if index not in recurring:
+            return attention(source, prefix)
+        norms = tuple(source.fused((f"{prefix}mamba.{part}_layernorm.weight",)) for part in ("dt", "b", "c"))
+        return assemble_selective(source, config, prefix + "mamba.")._replace(norms=norms)
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
         return any_mlp(source, config, prefix, index, ExpertNames(router="router"), name="feed_forward.")

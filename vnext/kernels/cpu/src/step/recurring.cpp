@@ -1,5 +1,7 @@
 #include "step/recurring.h"
 
+#include <cstring>
+
 #include "linear/linear.h"
 #include "recurrence/recurrence.h"
 #include "rows/rows.h"
@@ -73,6 +75,12 @@ void place_selective(const RecurringCall &call, RecurrenceCall &heads) {
     const int64_t width = layer.beside->out, rank = layer.steps->in, keys = layer.key_dim, mixed = layer.mixed();
     void *steps = past(call.beside, call.tokens * width, call.kind);
     const auto norm = [&](int64_t from, int64_t count, const void *weight, void *to, int64_t stride) {
+        if (weight == nullptr) {
+            for (int64_t row = 0; row < call.tokens && to != call.beside; ++row)
+                std::memcpy(past(to, row * stride, call.kind), past(call.beside, row * width + from, call.kind),
+                            size_t(count * (call.kind == FLOAT32 ? 4 : 2)));
+            return;
+        }
         NormCall own{past(call.beside, from, call.kind), nullptr, weight, to, nullptr, count, width, 0, float(layer.eps), 0};
         own.normed_stride = stride;
         rms_norm(call.kind, call.tokens, own);
