@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("xdist") and config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "0"
     config.pluginmanager.register(Costs(), "costs")
+    config.addinivalue_line("filterwarnings", "ignore:It looks like .register_random. was passed")  # trio's, in a dictionary that is frozen
     config.option.sample_seed = config.workerinput["sample_seed"] if hasattr(config, "workerinput") else seed_of(config)
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
