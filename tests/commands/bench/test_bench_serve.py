@@ -22,6 +22,7 @@ from vnext.commands.bench.datasets import (
     agent_samples,
     agent_traces,
     custom_samples,
+    dataset_path,
     random_samples,
     sharegpt_samples,
 )
@@ -315,6 +316,29 @@ def test_random_lengths_stay_in_their_range(tokenizer: Tokenizer) -> None:
     read, written = [each.input_tokens - 8 for each in found], [each.output_tokens for each in found]
     assert 50 <= min(read) < 60 and 140 < max(read) <= 150 and 10 <= min(written) < 12 and 28 < max(written) <= 30
     assert all(len(each.prompt) == each.input_tokens for each in found)
+
+
+def test_prompts_of_a_folder_and_of_the_hub(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Parquet below a folder by its names, whatever else is there; a data set of the hub is such a folder."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    (tmp_path / "set" / "split=b").mkdir(parents=True)
+    for name, prompts in (("split=b/0.parquet", ["three"]), ("a.parquet", ["one", "two"])):
+        parquet.write_table(arrow.Table.from_pylist([{"prompt": prompt} for prompt in prompts]), tmp_path / "set" / name)
+    (tmp_path / "set" / "README.md").write_text("no rows")
+    found = custom_samples(tmp_path / "set", 4, tokenizer, 0)
+    assert [each.prompt for each in found] == ["one", "two", "three", "one"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SettingsError, match="none is a folder without Parquet: name a file"):
+        sharegpt_samples(tmp_path / "none", 4, tokenizer, 0, 0)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *names, **more: asked.append((names, more)) or tmp_path / "set")
+    assert dataset_path("owner/set.v1") == tmp_path / "set"
+    assert asked == [(("owner/set.v1",), {"repo_type": "dataset", "allow_patterns": "*.parquet"})]
+    assert [dataset_path(name) for name in ("a/b.jsonl", "./a/b", "file")] == [Path("a/b.jsonl"), Path("a/b"), Path("file")]
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SettingsError, match="owner/set is no file, and no data set that the hub gives here"):
+        dataset_path("owner/set")
 
 
 def test_prompts_of_files(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Datasets of `vnext-bench serve`: prompts with the lengths of their answers, from random tokens or from a file."""
+"""Datasets of `vnext-bench serve`: prompts with the lengths of their answers, from random tokens or from files."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ ANSWER_TOKENS = 256
 PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, TOKENS_MAX = 4, 1024, 2048
 """Conversations of ShareGPT outside these bounds are left out, as vLLM does."""
 
-
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.jsonl)(?<!\.parquet)", re.ASCII)
 T = TypeVar("T", bound=msgspec.Struct)
 Messages = list[dict[str, object]]
 
@@ -192,7 +193,7 @@ def _tokens(tokenizer: Tokenizer, text: str) -> int:
 
 
 def _read(path: Path) -> list[_Conversation]:
-    if path.suffix == ".parquet":
+    if _is_parquet(path):
         return _rows(path, _Conversation)
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
@@ -201,8 +202,8 @@ def _read(path: Path) -> list[_Conversation]:
 
 
 def _lines(path: Path, kind: type[T], member: str) -> list[T]:
-    """The lines of a JSONL file, or the rows of a Parquet file."""
-    if path.suffix == ".parquet":
+    """The lines of a JSONL file, or the rows of Parquet."""
+    if _is_parquet(path):
         return _rows(path, kind)
     try:
         return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
@@ -210,15 +211,37 @@ def _lines(path: Path, kind: type[T], member: str) -> list[T]:
         raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with {member} each ({error}).") from error
 
 
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet" or path.is_dir()
+
+
 def _rows(path: Path, kind: type[T]) -> list[T]:
-    """The rows of a Parquet file, whose columns are the members of the JSON forms; others are left aside."""
+    """The rows of a Parquet file, or of all in a folder by their names, whose columns are the members of the JSON forms; others are
+    left aside."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise SettingsError(f"--dataset-path {path} is a folder without Parquet: name a file.")
     try:
-        parquet, names = import_module("pyarrow.parquet"), set(kind.__struct_fields__)
-        columns = [name for name in parquet.read_schema(path).names if name in names]
-        rows = parquet.read_table(path, columns=columns).to_pylist()
-        known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+        parquet, names, known = import_module("pyarrow.parquet"), set(kind.__struct_fields__), []
+        for file in files:
+            columns = [name for name in parquet.read_schema(file).names if name in names]
+            rows = parquet.read_table(file, columns=columns).to_pylist()
+            known += [{name: value for name, value in row.items() if value is not None} for row in rows]
         return msgspec.convert(known, list[kind])  # type: ignore[valid-type]
     except ImportError as error:
         raise SettingsError("--dataset-path: Parquet needs pyarrow: pip install 'vnext[parquet]', or give JSON.") from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as Parquet of {', '.join(sorted(names))} ({error}).") from error
+
+
+def dataset_path(asked: str) -> Path:
+    """The file or folder that is meant, or that of the Parquet files of a data set of the hub, which are fetched once. Raises
+    SettingsError."""
+    path = Path(asked).expanduser()
+    if path.exists() or not _HUB_ID.fullmatch(asked):
+        return path
+    try:
+        hub = import_module("huggingface_hub")  # most of a second, and no file needs it
+        return Path(hub.snapshot_download(asked, repo_type="dataset", allow_patterns="*.parquet"))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SettingsError(f"--dataset-path {asked} is no file, and no data set that the hub gives here ({error}).") from error

@@ -22,6 +22,7 @@ from vnext.commands.bench.datasets import (
     agent_samples,
     agent_traces,
     custom_samples,
+    dataset_path,
     random_samples,
     sharegpt_samples,
     text_of,
@@ -78,7 +79,7 @@ TARGET = (
 )
 PROMPTS = (
     Option("dataset_name", ("--dataset-name",), DATASETS, "random", "where prompts come from"),
-    Option("dataset_path", ("--dataset-path",), str, "", "JSON of sharegpt, JSONL of custom or agent (prompt, messages), Parquet"),
+    Option("dataset_path", ("--dataset-path",), str, "", "JSON of sharegpt, JSONL of custom or agent; Parquet; a hub id"),
     Option("agent_turns", ("--agent-turns",), int, 8, "requests of an agent without a file, one after another"),
     Option("agent_result_len", ("--agent-result-len",), int, 256, "tokens of the tool's result between two of them"),
     Option("from_log", ("--from-log",), str, "", "a recorded log, or a file of vnext-replay convert: its requests at their times"),
@@ -188,7 +189,7 @@ def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
     is_chat = values["backend"] in ("openai-chat", "openai-responses", "anthropic")
     if name == "agent" and values["backend"] not in ("openai", "vllm", "openai-chat"):
         raise SettingsError(f"--dataset-name agent has no form for --backend {values['backend']}: take openai-chat.")
-    path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
+    path, output_tokens = dataset_path(values["dataset_path"]), values["dataset_output_len"]
     lengths = RandomLengths(
         input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
         range_ratio=values["random_range_ratio"],
