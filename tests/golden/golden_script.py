@@ -26,6 +26,8 @@ from vnext.state.events import (
     BlocksReceived,
     ClockTicked,
     EnginePaused,
+    InputsFound,
+    InputsSought,
     PrefixCacheReset,
     PromotionEnded,
     StepPlanned,
@@ -104,6 +106,13 @@ class Player:
                 return [self._line("")]
             case "disk":
                 return self._disk(*arguments)
+            case "seek":
+                self.engine.fold(InputsSought(id=self._id(arguments[0])))
+                return [self._line(f"{arguments[0]} is looked for")]
+            case "found":
+                name, *places = arguments
+                self.engine.fold(InputsFound(id=self._id(name), places=tuple(map(int, places))))
+                return [self._line(f"{name} has {' '.join(places) or '-'}")]
             case "tick" | "yield":
                 return [self._pinned(*arguments)]
             case "blocks":

@@ -20,7 +20,7 @@ from tests.sim.fleet import Fleet
 from tests.sim.shortages import Shortages
 from tests.sim.simulator import Simulation
 from tests.sim.streams import Streams
-from tests.sim.tier import SimClock, SimTier
+from tests.sim.tier import SimClock, SimSearches, SimTier
 from tests.sim.weight_changes import WeightChanges
 from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
@@ -41,7 +41,7 @@ from vnext.sim.toy import ToyMatcher, ToyVocabulary
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, EncodingBook, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimTier, Story,
+    Accounting, ClientBook, Contents, Core, EncodingBook, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimSearches, SimTier, Story,
     Streams, ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 

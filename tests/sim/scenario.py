@@ -78,7 +78,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a simulation needs; `reset_us` are the times of prefix cache resets, at `shutdown_us` (NEVER if
     nobody does) everything that lives is aborted at once. `weights` are the times at which other weights come, each with the pause
     in which they change. `disk`: None without a disk tier. `second_us` of virtual time are a second of the event clock, 0
-    where nothing needs one."""
+    where nothing needs one. `searches`: ranks look for vectors of inputs in files."""
 
     seed: int
     config: SchedulerConfig
@@ -90,6 +90,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     weights: tuple[tuple[int, Pause], ...] = ()
     disk: Disk | None = None
     second_us: int = 0
+    searches: bool = False
 
 
 def capacity(config: SchedulerConfig) -> int:

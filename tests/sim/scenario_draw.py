@@ -52,6 +52,8 @@ RECURRENT_SEEDS = 17
 """In two of so many scenarios, if nothing else speaks against it, the model has recurrent layers, drawn from a seed of its own."""
 PICTURED_SEEDS = 6
 """In one of so many scenarios prompts hold inputs; nothing is drawn for it."""
+SEARCHING_PICTURED = 2
+"""In one of so many of these ranks look for vectors in files."""
 SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
@@ -103,6 +105,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
         weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
         disk=replace(draw_disk(Rng(seed + 2**60)), peers=PEER_PERCENT * has_peers(seed)) if has_disk(seed) else None,
+        searches=searches(seed),
         second_us=SECONDS_US[seed // RETAINING_SEEDS % len(SECONDS_US)] if retains(seed) else 0,
     )
 
@@ -116,6 +119,11 @@ def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
 def has_pictures(seed: int) -> bool:
     """Whether prompts of this seed's scenario hold inputs, whose tokens no model scores."""
     return seed % PICTURED_SEEDS == PICTURED_SEEDS - 1 and seed % SCORED_SEEDS != SCORED_SEEDS - 1
+
+
+def searches(seed: int) -> bool:
+    """Whether ranks look for vectors of the inputs in files; nothing is drawn for it."""
+    return has_pictures(seed) and seed // PICTURED_SEEDS % SEARCHING_PICTURED == 1
 
 
 def as_encoding(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:

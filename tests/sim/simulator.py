@@ -17,7 +17,7 @@ from tests.sim.illegal_events import early_inputs, illegal_event, strange_plan
 from tests.sim.scenario import NEVER, Scenario, servable
 from tests.sim.shortages import Shortages
 from tests.sim.streams import Outcome, Streams
-from tests.sim.tier import ReadBack, SimClock, SimTier, Stored
+from tests.sim.tier import ReadBack, SimClock, SimSearches, SimTier, Stored, found
 from tests.sim.weight_changes import WeightChanges
 from vnext.sched.residency import next_load
 from vnext.sched.shortage import ran_short
@@ -32,6 +32,7 @@ from vnext.state.events import (
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    InputsFound,
     Pause,
     PrefixCacheReset,
     RequestAborted,
@@ -52,7 +53,7 @@ STALE_PERCENT = 50
 """Of recoveries behind which results of ranks that have died are still to come."""
 CAUTIOUS_PERCENT = 40
 
-Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "weights", "wake", "resume", "tier"]
+Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "weights", "wake", "resume", "tier", "found"]
 
 
 class CoreDied(Exception):
@@ -77,6 +78,7 @@ class Simulation:
         disk, snapshots = Rng(scenario.seed + 2**59), scenario.config.takes_snapshots
         self.tier = SimTier(scenario.disk, disk, self.contents.damaged, snapshots) if scenario.disk else None
         self.shortages = Shortages(scenario.faults, Rng(scenario.seed + 2**51), self.contents.short)
+        self.searches = SimSearches(Rng(scenario.seed + 2**50)) if scenario.searches else None
         self.clock = SimClock(scenario.second_us, scenario.faults.clock_jump_us, Rng(scenario.seed + 2**55))
         self.now_us = self.refused = self.deaths = self._events_before = self._order = 0
         self._due: list[tuple[int, int, Kind, object]] = []
@@ -87,7 +89,7 @@ class Simulation:
     def _start_engine(self) -> None:
         settings, ranks = self.scenario.config, self.scenario.rank_count
         started = EngineStarted(config=settings, model="toy", model_digest="", world_size=ranks, environment={}, started_ns=0)
-        sources = [self.clock] if self.tier is None else [self.tier, self.clock]
+        sources = [each for each in (self.tier, self.searches, self.clock) if each is not None]
         self.core = Core(started, sources=sources)
         self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng, self.contents)
         self.shortages.short.clear()
@@ -188,6 +190,8 @@ class Simulation:
             case "tier", (Stored() | ReadBack()):
                 assert self.tier is not None, "it answers"
                 self._fold_all(self.tier.events(self.core, what))
+            case "found", InputsFound():
+                self._fold_all(found(self.core, what))
 
     def _leave(self, number: int, kind: Literal["abort", "stop"]) -> None:
         self.streams.leave(number)
@@ -307,7 +311,7 @@ class Simulation:
     def _replace_ranks(self) -> None:
         """All ranks have died: others begin from the state, in which nothing is in flight."""
         self.deaths += 1
-        gone = {"adapter", "tier"} if self.rng.happens(STALE_PERCENT) else {"adapter", "result", "tier"}
+        gone = {"adapter", "tier", "found"} | (set() if self.rng.happens(STALE_PERCENT) else {"result"})
         self._forget_due(gone)
         self._results, self._is_loading, self.busy_until_us = {}, False, self.now_us
         cautious = self.state.next_id if self.rng.happens(CAUTIOUS_PERCENT) else 0
@@ -322,7 +326,7 @@ class Simulation:
         self.fleet.require_same_log()
         frames, self._events_before = self.fleet.frames, self.event_count
         self.streams.lose_engine(self.core.accounting.entries, self.rng)
-        self._forget_due({"adapter", "result", "resume", "wake", "tier"})
+        self._forget_due({"adapter", "result", "resume", "wake", "tier", "found"})
         self._start_engine()
         waiting = self.streams.waiting
         cautious = len(waiting) if self.rng.happens(CAUTIOUS_PERCENT) else 0
@@ -361,6 +365,8 @@ class Simulation:
         """What the disk has been asked for comes later."""
         for after_us, answer in () if self.tier is None else self.tier.coming():
             self._at(self.now_us + after_us, "tier", answer)
+        for after_us, found_ in () if self.searches is None else self.searches.coming():
+            self._at(self.now_us + after_us, "found", found_)
 
     def _plan_on_a_whim(self) -> None:
         plan = strange_plan(self.rng, self.core.seen)

@@ -1,5 +1,5 @@
 """The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed; other engines, which
-have the blocks of some requests or of half of one, and get those of others; and the event clock.
+have the blocks of some requests or of half of one, and get those of others; vectors of inputs; and the event clock.
 
 Owns what is on disk, which outlives ranks and engines, and when it answers. The shadow cache has the contents (rank.py): a block
 that a lying disk has damaged is found by its checksum, as on a real rank.
@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from tests.sim.scenario import Client, Disk
+from vnext.sched.encoding import next_search
 from vnext.sched.engine import Source
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
@@ -25,11 +26,15 @@ from vnext.state.events import (
     AnyEvent,
     BlocksPromoted,
     BlocksReceived,
+    InputsFound,
+    InputsSought,
     PromotionEnded,
+    RequestId,
     SnapshotsChanged,
     TierChanged,
     TierOpened,
 )
+from vnext.state.facilities.sought import lacking_places
 from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Tier, Transfer
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
@@ -272,3 +277,48 @@ def draw_disk(rng: Rng) -> Disk:
         capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
         slow_us=rng.choose((1, 20, 20, 100, 1000)),
     )  # fmt: skip
+
+
+# ---- vectors of inputs ---------------------------------------------------------------------------------------------
+# Ranks look for those of most requests in files, late, and find some of them.
+
+SEARCH_US = 400
+"""How long a search takes at most."""
+HANGS, FOUND, ASKED = 5, 60, 80
+"""Percent of searches that nobody answers, of inputs that are there, and of requests for which ranks look."""
+
+
+class SimSearches(Source):
+    """Those of one engine. Mutable."""
+
+    goes_out = True
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+        self._coming: list[tuple[int, InputsFound]] = []
+
+    def next_event(self, state: State) -> InputsSought | None:
+        """The next search, in the order of the queue."""
+        sought = state.sought
+        known = set() if sought is None else {*sought.searches, *(id_ for id_, _ in sought.found)}
+        fresh = [entry.id for entry in state.waiting if entry.id not in known and entry.id * SPREAD % 100 < ASKED]
+        event = next_search(state, fresh)
+        if event is not None:
+            places = tuple(place for place in sorted(lacking_places(state, event.id)) if self._rng.happens(FOUND))
+            hangs = self._rng.happens(HANGS)
+            answer = HANG_US if hangs else 1 + self._rng.below(SEARCH_US), InputsFound(id=event.id, places=() if hangs else places)
+            self._coming.append(answer)
+        return event
+
+    def coming(self) -> Sequence[tuple[int, InputsFound]]:
+        """The answers that come, each once, and after how many us."""
+        coming, self._coming = self._coming, []
+        return coming
+
+
+def found(core: Core, answer: InputsFound) -> tuple[InputsFound, ...]:
+    """The event of an answer; none of one that comes for somebody who has left, or too late."""
+    if core.state.sought is not None and answer.id in core.state.sought.searches and RequestId(answer.id) in core.state.requests:
+        return (answer,)
+    core.require_refused(answer)
+    return ()

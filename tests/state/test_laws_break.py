@@ -16,7 +16,7 @@ from vnext.state.errors import LawBroken
 from vnext.state.facilities import recurrent_laws
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.pool import Pool
-from vnext.state.state import Encoding, Slot, State, Tier, Transfer
+from vnext.state.state import Encoding, Slot, Sought, State, Tier, Transfer
 from vnext.state.store import columns, columns_numpy, extents, fields
 from vnext.state.store.clients import Client, ClientClass, Clients
 from vnext.state.store.disk_index import disk_index_of
@@ -324,6 +324,10 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("E1", laws.encoding_is_bounded, lambda s: replace(s, encoding=Encoding(0, 0, 0, 2, 0))),
     ("E1", laws.encoding_is_bounded, lambda s: replace(s, encoding=Encoding(0, 0, 1, 2, s.planned + 1))),
     ("E1", laws.encoding_is_bounded, lambda s: replace(s, encoding=Encoding(s.next_id, 0, 1, 2, 0))),
+    ("E5", laws.sought.searches_wait, lambda s: replace(s, sought=Sought((s.next_id,)))),
+    ("E5", laws.sought.searches_wait, lambda s: replace(s, sought=Sought((0, 0)))),
+    ("E5", laws.sought.searches_wait, lambda s: replace(s, sought=Sought((0,), ((0, ()),)))),
+    ("E5", laws.sought.searches_wait, lambda s: replace(s, sought=Sought((int(s.rows.id[0]),)))),
     ("S9", laws.limits_are_lowered, lambda s: replace(s, lowered_from=9, config=replace(s.config, max_num_batched_tokens=0))),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap())),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap({(0, 0): Client(0, 3)}))),

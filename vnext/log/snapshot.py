@@ -42,6 +42,7 @@ from vnext.state.state import (
     Encoding,
     Request,
     Slot,
+    Sought,
     State,
     StepInFlight,
     Tier,
@@ -100,7 +101,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
     `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's; by `draft_costs` it decides.
-    `lowered`: while memory is short, the tokens that a step may take, and those before. `encoding` is the state's.
+    `lowered`: while memory is short, the tokens that a step may take, and those before. `encoding` and `sought` are the state's.
     """
 
     sequence: int
@@ -135,6 +136,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     draft_costs: tuple[int, int, int] | None = None
     lowered: tuple[int, int] | None = None
     encoding: Encoding | None = None
+    sought: Sought | None = None
 
 
 class BadSnapshot(Exception):
@@ -185,7 +187,7 @@ def snapshot(state: State) -> Snapshot:
         states=stored_states(state),
         draft_costs=None if state.config.speculation is None else costs_of(state.config.speculation),
         lowered=(state.config.max_num_batched_tokens, state.lowered_from) if state.lowered_from else None,
-        encoding=state.encoding,
+        encoding=state.encoding, sought=state.sought,
     )
 
 
@@ -294,7 +296,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         weights=frame.weights,
         tier=_tier(frame.tier) if frame.tier else None,
         clock=frame.clock, clients=_clients(frame, config, count), lowered_from=frame.lowered[1] if frame.lowered else 0,
-        encoding=frame.encoding,
+        encoding=frame.encoding, sought=frame.sought,
     )
 
 

@@ -39,7 +39,7 @@ preempted: it is preempted in this step, as the worst running request when pages
 room: other requests are preempted in this step, which therefore admits none
 caution: behind fatal steps, requests are admitted one at a time
 pause: the engine is paused
-disk: its blocks are being read from disk; others overtake it
+disk: its blocks, or vectors of its inputs, are being read from disk; others overtake it
 microbatch: its token is in flight, or it is the turn of others that decode
 states: it is the best waiting request, and too few pages for the states of its recurrent layers are free
 inputs: requests before it begin as many images' tiles and sounds as a step may encode, or its own is not encoded yet
@@ -90,8 +90,8 @@ def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
 
 
 def admissible(state: State, room: int) -> Sequence[int]:
-    """Up to `room` places in the queue, best first, without those whose blocks are being read from disk: others overtake them."""
-    if state.tier is None or not (moving := transferring(state)):
+    """Up to `room` places in the queue, best first, without those for which ranks read from disk: others overtake them."""
+    if not (moving := transferring(state)):
         return places_best_first(state, room)
     places = places_best_first(state, room + len(moving))
     return [place for place in places if state.waiting[place].id not in moving][:room]

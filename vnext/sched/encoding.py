@@ -6,16 +6,17 @@ one that holds up the best waiting request. Beside requests that decode it is on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from vnext.sched.admission import Wait, admissible, admissions, admitted_max, in_flight_max, verdicts
 from vnext.state.allocate import hit_tokens_of, prefix_hits
 from vnext.state.config import units_of
-from vnext.state.events import InputEncoded, RequestId
+from vnext.state.events import InputEncoded, InputsSought, RequestId
 from vnext.state.expected import Work, begun, decodes, expected_work, is_encoded
 from vnext.state.facilities.encoding import tokens_of
+from vnext.state.facilities.sought import lacking_places
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 from vnext.state.store.fields import INPUT_BEGINS
@@ -40,6 +41,11 @@ def next_encoding(state: State) -> InputEncoded | None:
     assert tokens is not None
     left = now.units - now.done if begun_one and now is not None else units_of(state.config, length_at(tokens, place))
     return InputEncoded(id=RequestId(id_), place=place, units=1 if beside else left)
+
+
+def next_search(state: State, ids: Iterable[int]) -> InputsSought | None:
+    """The first of these requests for whose inputs ranks look now; None where none waits that computes any."""
+    return next((InputsSought(id=RequestId(id_)) for id_ in ids if lacking_places(state, id_)), None)
 
 
 def _wanted(state: State, work: Work) -> Iterator[tuple[int, int]]:

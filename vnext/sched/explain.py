@@ -46,7 +46,7 @@ def explain(state: State) -> Explanation:
     admitted, waits = list[tuple[int, int]](), list[Wait]()
     for place, verdict in verdicts(state, places, work):
         waits.append(verdict) if isinstance(verdict, Wait) else admitted.append((place, verdict))
-    waits += [Wait(id=entry.id, why="disk", need=0, have=0) for entry in queue if entry.id in moving]
+    waits += [Wait(id=entry.id, why="disk", need=1, have=0) for entry in queue if entry.id in moving]
     if state.paused:
         fresh = {entry.id for entry in state.waiting if not has_begun(state, entry)}
         waits = [*(wait for wait in waits if wait.id not in fresh), *map(_paused, sorted(fresh))]

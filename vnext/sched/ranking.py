@@ -41,7 +41,7 @@ def rows_best_first(state: State) -> list[int]:
     """All rows, best first; the last one is preempted first."""
     rows = state.rows
     if state.config.policy == "fcfs":
-        if state.tier is not None:  # a request whose blocks were read from disk has been overtaken
+        if state.tier is not None or state.sought is not None:  # a request for which ranks have read has been overtaken
             overtaken: list[int] = np.argsort(rows.id).tolist()
             return overtaken
         return list(range(len(rows)))

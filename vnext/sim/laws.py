@@ -366,11 +366,13 @@ def preempted_by(before: PlainState, event: AnyEvent) -> Sequence[int]:
 
 def arrivals_come_in_order(seen: PlainState) -> None:
     """L2: first come, first served: running requests came before all waiting ones, and rows are in order of arrival. Only a request
-    whose blocks were read from disk is overtaken."""
+    for which ranks have read from disk is overtaken."""
     if seen.state.config.policy != "fcfs" or not seen.rows.id:
         return
-    ids, queue = seen.rows.id, [entry for entry in seen.state.waiting if entry.transfer < 0]
-    if (ids != sorted(ids) and seen.state.tier is None) or (queue and max(ids) > queue[0].id):
+    sought = seen.state.sought
+    read = set() if sought is None else {*sought.searches, *(id_ for id_, _ in sought.found)}
+    ids, queue = seen.rows.id, [entry for entry in seen.state.waiting if entry.transfer < 0 and entry.id not in read]
+    if (ids != sorted(ids) and seen.state.tier is None and sought is None) or (queue and max(ids) > queue[0].id):
         raise LawBroken("L2", f"requests {ids} run while {[entry.id for entry in queue[:4]]} wait")
 
 

@@ -63,7 +63,7 @@ def digest(state: State) -> int:
         words.append(hashed(state.clients.structure))
     if state.lowered_from:
         words += (state.config.max_num_batched_tokens, state.lowered_from)
-    if state.encoding is not None:
+    if state.encoding is not None or state.sought is not None:
         words.append(hashed(_encoding(state)))
     if state.pool.states is not None:
         words.append(hashed(_states(state, state.pool.states)))
@@ -187,8 +187,9 @@ def _limit(state: State) -> bytes:
 
 
 def _encoding(state: State) -> bytes:
-    """How far an input is encoded; empty where none is."""
-    return b"" if state.encoding is None else repr(msgspec.structs.astuple(state.encoding)).encode()
+    """How far an input is encoded, and what ranks have read; empty where none is."""
+    found = b"" if state.sought is None else repr(msgspec.structs.astuple(state.sought)).encode()
+    return found if state.encoding is None else repr(msgspec.structs.astuple(state.encoding)).encode() + found
 
 
 def _states(state: State, states: Pool) -> bytes:

@@ -9,7 +9,7 @@ Token ids are little-endian int32 bytes.
     PrefixCacheReset, DraftCostsMeasured, MemoryRanShort, StepRewound, StepLimitRaised    forgotten; costs of drafts; sizes of steps
     AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
-    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived, InputEncoded    time; pins end; blocks go; they come; images
+    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived, InputEncoded, InputsSought, InputsFound   time, pins, blocks, inputs
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class BlocksReceived(PromotionEnded, frozen=True, tag=21):
 
 
 class DraftCostsMeasured(Event, frozen=True, tag=22):
-    """The engine has measured what drafts cost while it serves: these costs decide from now on."""
+    """What drafts cost, as the engine has measured it: this decides from now on."""
 
     row_cost: int
     step_cost: int
@@ -377,11 +377,34 @@ class InputEncoded(Event, frozen=True, tag=26):
     )
 
 
+class InputsSought(Event, frozen=True, tag=28):
+    """Ranks look for a waiting request's inputs in files."""
+
+    id: RequestId
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("vectors for request {id} are looked for; others may overtake it",), requests=("id",), marks="request"
+    )
+
+
+class InputsFound(Event, frozen=True, tag=29):
+    """Every rank has the vectors of those at these `places`."""
+
+    id: RequestId
+    places: tuple[int, ...] = ()
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("request {id}: vectors of the inputs at {places} are there", "request {id}: no vectors are there"),
+        requests=("id",), marks="request",
+    )  # fmt: skip
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
     | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
     | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised | InputEncoded | SnapshotsChanged
+    | InputsSought | InputsFound
 )  # fmt: skip
 
 

@@ -138,8 +138,9 @@ def up_to_inputs(state: State, tokens: np.ndarray) -> tuple[np.ndarray, InputRoo
         return tokens, ANY_INPUTS
     found, rows, room = tokens.copy(), state.rows, room_of(state)
     for row in np.flatnonzero((rows.computed < rows.prompt) & (tokens > 0)).tolist():
-        begins = begun(known := row_tokens(state, row), start := int(rows.computed[row]), int(tokens[row]))
-        ready = [place for place in begins if is_encoded(state, int(rows.id[row]), place)]
+        known, start, id_ = row_tokens(state, row), int(rows.computed[row]), int(rows.id[row])
+        begins = unfound(state, id_, begun(known, start, int(tokens[row])))
+        ready = [place for place in begins if is_encoded(state, id_, place)]
         found[row], room = _cut(known[start:], int(tokens[row]), [(place - start, place in ready) for place in begins], room)
     return found, room
 
@@ -150,7 +151,8 @@ def first_up_to_inputs(state: State, waiting: Waiting, start: int, tokens: int, 
     if not state.config.inputs_a_step:
         return tokens, room
     known = np.frombuffer(waiting.tokens, np.int32)
-    begins = [(max(place - start, 0), is_encoded(state, waiting.id, place)) for place in begun(known, start, tokens, is_new=True)]
+    lacking = unfound(state, waiting.id, begun(known, start, tokens, is_new=True))
+    begins = [(max(place - start, 0), is_encoded(state, waiting.id, place)) for place in lacking]
     return _cut(known[start:], tokens, begins, room)
 
 
@@ -166,7 +168,14 @@ def begun(tokens: np.ndarray, start: int, count: int, is_new: bool = False) -> l
 def is_encoded(state: State, id_: int, place: int) -> bool:
     """Whether the input that begins at this place of a request may begin: all its units are computed, or it has none."""
     now = state.encoding
-    return not state.config.input_units or (now is not None and (now.id, now.place, now.done) == (id_, place, now.units))
+    is_whole = not state.config.input_units or (now is not None and (now.id, now.place, now.done) == (id_, place, now.units))
+    return is_whole or not unfound(state, id_, [place])
+
+
+def unfound(state: State, id_: int, places: list[int]) -> list[int]:
+    """Those of a request's inputs whose vectors ranks have not found in files: no others cost a step anything."""
+    found = next((found for id_found, found in state.sought.found if id_found == id_), ()) if state.sought is not None else ()
+    return [place for place in places if place not in found] if found else places
 
 
 def _cut(known: np.ndarray, count: int, begins: list[tuple[int, bool]], room: InputRoom) -> tuple[int, InputRoom]:

@@ -30,7 +30,7 @@ from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.facilities.adapters import may_run, used
 from vnext.state.facilities.encoding import with_begun
-from vnext.state.facilities.tier import is_transferring
+from vnext.state.facilities.tier import transferring
 from vnext.state.preempt import preempt
 from vnext.state.recurrent import lacking, name_snapshots, new_column, source_of, with_copies
 from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
@@ -181,8 +181,8 @@ def _admit_all(
     room = state.config.max_num_seqs - len(state.rows)
     require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
     entries = [state.waiting[place] for place in places]
-    if state.tier is not None:
-        require(not any(is_transferring(state, entry) for entry in entries), "a request joins whose blocks are being read")
+    if moving := transferring(state):
+        require(not any(entry.id in moving for entry in entries), "a request joins for which ranks still read")
     if state.slots:
         state = _with_adapters(state, entries)
     state = _with_room(state, *_places_for(state, entries))

@@ -14,7 +14,7 @@ from vnext.state.block_hash import leading_hashes
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
-from vnext.state.facilities import recurrent_laws
+from vnext.state.facilities import recurrent_laws, sought
 from vnext.state.facilities.adapters import held
 from vnext.state.facilities.encoding import encoding_is_bounded
 from vnext.state.facilities.shortage import limits_are_lowered
@@ -435,7 +435,7 @@ def arrivals_are_accounted(state: State) -> None:
 ALL = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, free_and_held_are_all,
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
-    full_blocks_are_hashed, placeholders_match, drafts_are_bounded, steps_continue, prefix_index_is_mutual,
+    full_blocks_are_hashed, placeholders_match, drafts_are_bounded, steps_continue, prefix_index_is_mutual, sought.searches_wait,
     histories_begin_with_prompts, adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded,
     pins_are_bounded, clients_have_their_requests, limits_are_lowered, encoding_is_bounded, *recurrent_laws.ALL,
 )  # fmt: skip

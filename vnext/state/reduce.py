@@ -177,6 +177,7 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
         slots=(None,) * state.config.max_loras,
         cautious=event.cautious,
         encoding=None,
+        sought=None,
     )
 
 

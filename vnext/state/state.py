@@ -178,6 +178,14 @@ class Encoding(msgspec.Struct, frozen=True, array_like=True):
     step: int
 
 
+class Sought(msgspec.Struct, frozen=True, array_like=True):
+    """Vectors of inputs in files (facilities/sought.py): the requests for whose inputs ranks look, and of those for which they have
+    looked the places of inputs that they have read. Both keep requests that have ended until the next search."""
+
+    searches: tuple[int, ...] = ()
+    found: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started."""
 
@@ -201,7 +209,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     before the first change. `tier` is None in an engine without a disk tier. `clock` is the second of the last tick.
     `clients` (store/clients.py) are None but under the policy `fair`. `lowered_from`: the tokens of a step that the engine started
     with, while a shortage of memory has lowered those of the configuration (facilities/shortage.py), else 0. `encoding`: the newest
-    input of which ranks have computed units, until it begins.
+    input of which ranks have computed units, until it begins. `sought`: None before ranks have looked for any.
     """
 
     config: SchedulerConfig
@@ -228,6 +236,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     clients: Clients | None = None
     lowered_from: int = 0
     encoding: Encoding | None = None
+    sought: Sought | None = None
 
 
 def root_of(state: State, request: Request) -> bytes:

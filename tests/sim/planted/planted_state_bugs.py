@@ -508,7 +508,7 @@ INPUT_BUGS = [
     bug("tokens of inputs are bounded where nobody decodes", "state.expected", "if config.input_tokens and decodes(state)",
         "if config.input_tokens", "S6"),
     bug("a running request begins an input before its last unit", "state.expected",
-        "ready = [place for place in begins if is_encoded(state, int(rows.id[row]), place)]", "ready = begins", "S6", "IllegalEvent"),
+        "ready = [place for place in begins if is_encoded(state, id_, place)]", "ready = begins", "S6", "IllegalEvent"),
     bug("a joining request begins an input before its last unit", "state.expected",
         "is_encoded(state, waiting.id, place)) for", "True) for", "S6", "IllegalEvent"),
     bug("plans begin inputs of which units lack", "state.facilities.encoding", "ready or not strictly", "True", "should have been refused", "E3"),
@@ -528,3 +528,16 @@ INPUT_BUGS = [
 ]
 
 INPUT_LOSS_BUGS = [bug("units survive the ranks", "state.reduce", "        encoding=None,\n", "", "E3", "E2")]
+SEARCH_BUGS = [
+    bug("a request joins while its vectors are looked for", "state.facilities.tier", "*searches))", "))", "E5", "should have been refused"),
+    bug("what is in a file takes a unit", "state.expected", "return is_whole or not unfound(state, id_, [place])", "return is_whole", "IllegalEvent", "S6", "E4"),
+    bug("what is in a file takes the room of others", "state.expected",
+        "lacking = unfound(state, waiting.id, begun(known, start, tokens, is_new=True))", "lacking = begun(known, start, tokens, is_new=True)", "S6"),
+    bug("all that was looked for was found", "state.expected", "if place not in found] if found else places", "if place not in found] if found else []", "S6", "S3", "E3", "E4"),
+    bug("one request has what another one found", "state.expected", "if id_found == id_), ()", "), ()", "S6", "E3", "E4"),
+    bug("who was looked for is looked for again", "state.facilities.sought", "require(is_new,", "require(True,", "E5", "should have been refused"),
+    bug("anything is found", "state.facilities.sought", "require(are_inputs and", "require(True or", "should have been refused"),
+    bug("a search goes on behind its end", "state.facilities.sought", "return replace(state, sought=Sought(searches, (", "return replace(state, sought=Sought(sought.searches, (", "E5", "should have been refused", "S6"),
+    bug("a snapshot forgets the searches", "log.snapshot", ", sought=frame.sought,", ",", "X2", "BadSnapshot", "IllegalEvent", "Y1"),
+]  # fmt: skip
+SEARCH_LOSS_BUGS = [bug("vectors that were found survive the ranks", "state.reduce", "        sought=None,\n", "", "E3", "E5", "E6", "L1")]

@@ -24,7 +24,7 @@ from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_shortage_bugs import SHORTAGE_BUGS
-from planted_state_bugs import INPUT_BUGS, INPUT_LOSS_BUGS, STATE_BUGS
+from planted_state_bugs import INPUT_BUGS, INPUT_LOSS_BUGS, SEARCH_BUGS, SEARCH_LOSS_BUGS, STATE_BUGS
 from planted_tier_bugs import PEER_BUGS, STATE_PEER_BUGS, STATE_TIER_BUGS, TIER_BUGS
 from planted_weights_bugs import WEIGHTS_BUGS
 from planted_window_bugs import WINDOW_BUGS
@@ -34,7 +34,7 @@ from planting import (
 from seen_before import SeenBefore
 from tests.sim.scenario_draw import (
     changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, has_pictures, has_states,
-    is_interrupted, lacks_memory, retains, scenario, speculates,
+    is_interrupted, lacks_memory, retains, scenario, searches, speculates,
 )  # fmt: skip
 from tests.sim.simulator import Simulation
 
@@ -70,6 +70,11 @@ def loses_units(seed: int) -> bool:
     return has_pictures(seed) and dies(seed)
 
 
+def loses_searches(seed: int) -> bool:
+    """Whether ranks die in a scenario in which they look for vectors."""
+    return searches(seed) and dies(seed)
+
+
 def drafts_at_a_price(seed: int) -> bool:
     """Whether the engine speculates, and one more token adds to a step's time."""
     return speculates(seed) and scenario(seed, client_count=CLIENTS).config.speculation.row_cost > 0
@@ -90,7 +95,7 @@ SHOWN = {
     is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, reads_snapshots: STATE_TIER_BUGS, hands_states_over: STATE_PEER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
     has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, pins_states: PINNED_STATE_BUGS, has_pictures: INPUT_BUGS,
-    lacks_memory: SHORTAGE_BUGS, loses_units: INPUT_LOSS_BUGS,
+    lacks_memory: SHORTAGE_BUGS, loses_units: INPUT_LOSS_BUGS, searches: SEARCH_BUGS, loses_searches: SEARCH_LOSS_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

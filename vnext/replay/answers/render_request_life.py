@@ -106,7 +106,7 @@ def reason(wait: Waited) -> str:
             need = counted(wait.need, "block")
             return f"no admission in a step that preempts: running requests need {need} and {wait.have:,} are free"
         case "disk":
-            return "disk: its blocks are being read"
+            return "disk: its blocks, or vectors of its images and sounds, are being read"
         case "pause":
             return "pause: the engine was paused"
         case "caution":

@@ -188,7 +188,7 @@ class _Writing:
         if longest <= 0:
             return
         counted = sum(each for id_, each in since.items() if self._counts(id_)) / longest
-        stopped = self._stopped or ("disk" if before.tier is not None and before.tier.transfers else "stall")
+        stopped = self._stopped or ("disk" if _reads(before) else "stall")
         waits = {stopped: round(counted)}
         self.entries.append(Entry(end_us=us, us=longest, step=step, stopped=stopped, waits=waits, queue=len(since)))
 
@@ -329,3 +329,8 @@ def ledger(log: Log, counts: Counted = lambda _: True) -> Ledger:
         ended = str(error)
     clock = "stamps" if writing.clock.timestamped else "steps"
     return Ledger(writing.entries, writing.lives, writing.loud, clock, writing.preemptions, ended, writing.drift)
+
+
+def _reads(state: State) -> bool:
+    """Whether a request waits alone for what ranks read."""
+    return bool((state.tier is not None and state.tier.transfers) or (state.sought is not None and state.sought.searches))

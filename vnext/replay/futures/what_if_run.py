@@ -21,6 +21,7 @@ from vnext.replay.futures.revived import salted, warmed
 from vnext.sched.engine import Engine, unchecked
 from vnext.sched.shortage import raised, ran_short
 from vnext.state.config import SchedulerConfig
+from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
@@ -28,6 +29,8 @@ from vnext.state.events import (
     EngineRecovered,
     EngineStarted,
     InputEncoded,
+    InputsFound,
+    InputsSought,
     MemoryRanShort,
     PinsYielded,
     RequestAborted,
@@ -40,6 +43,7 @@ from vnext.state.events import (
     plan_of,
 )
 from vnext.state.feasibility import refusal
+from vnext.state.reduce import reduce
 from vnext.state.state import State, StepInFlight
 
 AT_ONCE_US = 0.5
@@ -260,10 +264,20 @@ class Rerun:
                 self._device_us = self._now_us
             case StepLimitRaised() if self.state.lowered_from:
                 self._fold(raised(self.state))
+            case InputsSought() | InputsFound():
+                self._look(replace(event, id=self._ids.get(event.id, RequestId(-1))))
             case PinsYielded() | MemoryRanShort() | StepLimitRaised() | InputEncoded():
                 pass  # decided anew
             case _:
                 self._fold(event)
+
+    def _look(self, event: InputsSought | InputsFound) -> None:
+        """Fold it, unless the request is elsewhere by now."""
+        try:
+            reduce(self.state, event)
+        except IllegalEvent:
+            return
+        self._fold(event)
 
     def _turn(self) -> bool:
         """Take the next decision, behind the loads that are done and pins that yield; False where there is none."""

@@ -14,6 +14,7 @@ from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.owners import News
 from vnext.runtime.engine.recovery import Shortages
+from vnext.runtime.engine.searches import Searches
 from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import RankReady
 from vnext.runtime.protocol.stats import ExpertStats, StateStats
@@ -24,10 +25,11 @@ from vnext.state.state import State
 
 class Held(NamedTuple):
     """What ranks hold beside their caches. `tier`: blocks on disk, None without a disk tier. `ticket`: what clients take to the
-    engine that blocks are handed over to, "" where this one hands nothing over."""
+    engine that blocks are handed over to, "" where this one hands nothing over. `keepers`: how many look for vectors of inputs."""
 
     tier: TierOpened | None = None
     ticket: str = ""
+    keepers: int = 0
 
 
 NOTHING_HELD = Held()
@@ -45,6 +47,8 @@ class Facilities:
         if held.tier is not None:
             clients.asked.tickets = {}
             self.all.append(TierTransfers(started.world_size, send, held.tier, clients.asked.tickets))
+        if held.keepers:
+            self.all.append(Searches(held.keepers))
         if started.config.pinned_pages_max:
             self.all.append(EventClock())
         self._handovers: HandOvers | None = None

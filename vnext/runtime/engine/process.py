@@ -322,7 +322,8 @@ def start_core(
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     secret = secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
-    held = Held(opening(ranks, engine.kv_disk_bytes), ticket_of(ranks, engine.handover_transport, secret))
+    ticket, keepers = ticket_of(ranks, engine.handover_transport, secret), sum(ready.keeps_inputs for ready in ranks)
+    held = Held(opening(ranks, engine.kv_disk_bytes), ticket, keepers)
     core = EngineCore(started, executor, recorder, clients, engine, recovery, held)
     if measures_drafts(engine, started):
         core.measure_draft_costs()

@@ -310,7 +310,8 @@ class RankReady(Message, frozen=True, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
     (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none without adapters.
-    `disk`: None without a disk tier. `handover`: None without one. `state_bytes`: of a request's recurrent states, 0 for none."""
+    `disk`: None without a disk tier. `handover`: None without one. `state_bytes`: of a request's recurrent states, 0 for none.
+    `keeps_inputs`: it looks for vectors of inputs in files."""
 
     model: ModelFacts
     rank: int
@@ -323,6 +324,7 @@ class RankReady(Message, frozen=True, tag=20):
     disk: DiskFound | None = None
     handover: HandoverPlace | None = None
     state_bytes: int = 0
+    keeps_inputs: bool = False
 
 
 class StepResult(Message, frozen=True, tag=21):
@@ -414,7 +416,17 @@ class BlocksPublished(Message, frozen=True, tag=27):
     count: int
 
 
-RankMessage = BlocksWritten | BlocksRead | BlocksPublished | RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
+class InputsRead(Message, frozen=True, tag=28):
+    """A rank has the vectors of the inputs at these `places` of a request."""
+
+    rank: int
+    id: int
+    places: tuple[int, ...]
+
+
+RankMessage = (
+    BlocksWritten | BlocksRead | BlocksPublished | InputsRead | RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
+)
 
 encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +36,11 @@ from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, page_c
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
+from vnext.runtime.protocol.messages import InputsRead
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.tier import yield_to_others
-from vnext.state.events import AnyEvent, PrefixCacheReset
+from vnext.state.events import AnyEvent, InputsSought, PrefixCacheReset
+from vnext.state.facilities.sought import lacking_digests
 from vnext.state.state import State
 
 if TYPE_CHECKING:
@@ -82,11 +84,23 @@ class Begun(NamedTuple):
     count: int = 0  # type: ignore[assignment]  # hides tuple.count
 
 
-class Shelf:
-    """The files of vectors, of which one rank's are enough. Mutable; `put` returns before it has written, unless `at_once`."""
+class Read(NamedTuple):
+    """What was found of the inputs of a request, by their places and digests; None of one that memory has, or nobody."""
 
-    def __init__(self, files: VectorFiles, writes: bool, at_once: bool = False) -> None:
-        self.files, self._at_once = files, at_once
+    id: int
+    digests: dict[int, bytes]
+    found: dict[bytes, Encoded]
+
+
+class Shelf:
+    """The files of vectors, of which one rank's are enough. Mutable; `put` returns before it has written, unless `at_once`. What a
+    search finds is read by a thread, and `inputs` have it when `reports` says so."""
+
+    def __init__(
+        self, files: VectorFiles, writes: bool, at_once: bool = False, rank: int = 0, inputs: Inputs | None = None
+    ) -> None:
+        self.files, self._at_once, self._rank, self._inputs = files, at_once, rank, inputs
+        self._reader, self._reads = ThreadPoolExecutor(1, "inputs-read"), list[Future[Read]]()
         self._writer = ThreadPoolExecutor(1, "inputs-write", yield_to_others) if writes else None
         self._has_warned, self._free = False, threading.BoundedSemaphore(BEHIND_MAX)
 
@@ -103,18 +117,39 @@ class Shelf:
                 written.result()
 
     def fold(self, event: AnyEvent, state: State) -> None:
-        """Remove all files, behind those that are being written, where an event empties the caches."""
+        """Look for inputs, and remove all files, behind those that are being written, where an event empties the caches."""
+        if isinstance(event, InputsSought) and self._inputs is not None:
+            digests = lacking_digests(state, event.id)
+            lacking = {digest for digest in digests.values() if not self._inputs.has(digest)}
+            self._reads.append(self._reader.submit(self._read_all, event.id, digests, lacking))
         if self._writer is not None and isinstance(event, PrefixCacheReset):
             self._writer.submit(self.files.clear)
 
-    is_busy = False
+    @property
+    def is_busy(self) -> bool:
+        """Whether a search goes on."""
+        return bool(self._reads)
 
-    def reports(self) -> tuple[()]:
-        """Nobody waits for what is written."""
-        return ()
+    def reports(self) -> list[InputsRead]:
+        """What was found since the last call, which is in memory from here on. Nobody waits for what is written."""
+        done = [read for read in self._reads if read.done()]
+        self._reads = [read for read in self._reads if read not in done]
+        return [self._kept(read.result()) for read in done]
+
+    def _kept(self, read: Read) -> InputsRead:
+        assert self._inputs is not None, "fold has looked for it"
+        for digest, encoded in read.found.items():
+            self._inputs.take(digest, encoded)
+        there = tuple(place for place, digest in read.digests.items() if self._inputs.has(digest))
+        return InputsRead(rank=self._rank, id=read.id, places=there)
+
+    def _read_all(self, id_: int, digests: dict[int, bytes], lacking: set[bytes]) -> Read:
+        found = {digest: self.read(digest) for digest in lacking}
+        return Read(id_, digests, {digest: encoded for digest, encoded in found.items() if encoded is not None})
 
     def close(self) -> None:
         """Write what has been put."""
+        self._reader.shutdown(cancel_futures=True)
         if self._writer is not None:
             self._writer.shutdown()
 
@@ -162,8 +197,6 @@ class Inputs:
             return
         begun, self._begun = self._begun, None
         if begun is None or begun.digest != digest:
-            if self._from_shelf(digest):
-                return
             bands = max(-(-units // self._config.layer_count) - 1, 1)
             begun = Begun(digest, self.encoded(digest, -(-self._states // bands)))
         while not begun.count or begun.done < begun.count * done // units:
@@ -215,12 +248,23 @@ class Inputs:
             self.shelf.put(digest, found)
 
     def _from_shelf(self, digest: bytes) -> bool:
-        """Whether the vectors of an input are kept from here on, because they were computed before."""
+        """Whether the vectors of an input, which have left memory since they were found, are kept from here on."""
         found = None if self.shelf is None else self.shelf.read(digest)
         if found is not None:
+            self.take(digest, found)
+        return found is not None
+
+    def take(self, digest: bytes, found: Encoded) -> None:
+        """Have what a file holds."""
+        if digest not in self._kept:
             self.read += len(found.vectors)
             self._keep(digest, found)
-        return found is not None
+
+    def has(self, digest: bytes) -> bool:
+        """Whether an input's vectors are in memory, where they stay longer then."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+        return digest in self._kept
 
     def _keep(self, digest: bytes, found: Encoded) -> None:
         self._kept[digest] = found
@@ -282,5 +326,5 @@ def open_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers
     if settings.inputs_dir:
         identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
         files = VectorFiles(Path(settings.inputs_dir).expanduser(), identity, settings.inputs_bytes)
-        inputs.shelf = Shelf(files, settings.rank == 0, settings.role == "encode")
+        inputs.shelf = Shelf(files, settings.rank == 0, settings.role == "encode", settings.rank, inputs)
     return inputs

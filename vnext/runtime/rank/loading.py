@@ -340,7 +340,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             input_cost=runner.config.input_cost * runner.parallel.world_size,
             grids=runner.config.rope.axes != (),
         ),
-        rank=settings.rank,
+        rank=settings.rank, keeps_inputs=rank is not None and rank.shelf is not None,
         page_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),

@@ -17,7 +17,15 @@ import msgspec
 
 from vnext.log import snapshot
 from vnext.runtime.hosts.handover.publishing import Publisher
-from vnext.runtime.protocol.messages import AdapterRead, BlocksPublished, BlocksRead, BlocksWritten, RankAnswer, StepResult
+from vnext.runtime.protocol.messages import (
+    AdapterRead,
+    BlocksPublished,
+    BlocksRead,
+    BlocksWritten,
+    InputsRead,
+    RankAnswer,
+    StepResult,
+)
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
@@ -56,7 +64,7 @@ class Beside(Protocol):
     def is_busy(self) -> bool:
         """Whether `reports` has one to come."""
 
-    def reports(self) -> Sequence[AdapterRead | BlocksRead | BlocksWritten | BlocksPublished]:
+    def reports(self) -> Sequence[AdapterRead | BlocksRead | BlocksWritten | BlocksPublished | InputsRead]:
         """What has been done since the last call."""
 
     def fold(self, event: AnyEvent, state: State) -> None:
@@ -76,7 +84,7 @@ class Rank:
         """`weights`: None for a rank that is asked for no operations; `tier`: for one without a disk tier that gets no blocks of
         other engines; `publisher`: for one that hands none over; `shelf`: that keeps no vectors of inputs."""
         self._rank = rank
-        self.steps, self._weights, self.tier, self.publisher = steps, weights, tier, publisher
+        self.steps, self._weights, self.tier, self.publisher, self.shelf = steps, weights, tier, publisher, shelf
         self._beside = [each for each in (tier, publisher, shelf) if each is not None]
         self._state: State | None = None
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
@@ -104,7 +112,7 @@ class Rank:
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
             self._apply(event)
 
-    def collect(self) -> list[StepResult | AdapterRead | RankAnswer | BlocksRead | BlocksWritten | BlocksPublished]:
+    def collect(self) -> list[StepResult | AdapterRead | RankAnswer | BlocksRead | BlocksWritten | BlocksPublished | InputsRead]:
         """Results that are complete by now, reports of what has been read and written, and answers, without waiting."""
         while self._asked and self.steps.is_there():
             self._wait_for_step()

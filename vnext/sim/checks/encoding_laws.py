@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, EngineRecovered, InputEncoded, plan_of, unpack_tokens
+from vnext.state.events import AnyEvent, EngineRecovered, InputEncoded, InputsFound, InputsSought, plan_of, unpack_tokens
 from vnext.state.store.fields import INPUT_BEGINS
 
 
 class EncodingBook:
-    """The input whose units ranks have computed, how many, and how many of them since the last plan. Mutable."""
+    """The input whose units ranks have computed, how many, and how many of them since the last plan; for whom they look in files,
+    and which inputs (request, place) they have read there. Mutable."""
 
     def __init__(self) -> None:
         self._input, self._units, self._all = (-1, -1), 0, 0
         self._since, self._last_since, self._has_begun = 0, 0, False
+        self._searches, self._found = set[int](), set[tuple[int, int]]()
 
     def write(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
         """Check what one event does to inputs. Raises LawBroken."""
@@ -22,6 +24,15 @@ class EncodingBook:
                 self._count(before, event)
             case EngineRecovered():
                 self._units = 0
+                self._searches.clear()
+                self._found.clear()
+            case InputsSought():
+                self._searches.add(event.id)
+            case InputsFound():
+                self._searches.discard(event.id)
+                self._found.update((event.id, place) for place in event.places)
+        if (plan := plan_of(event)) is not None and (early := self._searches.intersection(after.in_flight[-1].ids)):
+            raise LawBroken("E6", f"requests {sorted(early)} are in step {plan.step} while their inputs are looked for")
         if after.state.config.input_units and (plan := plan_of(event)) is not None:
             self._plan(before, bool(plan.preempted or plan.changed), after)
 
@@ -31,7 +42,7 @@ class EncodingBook:
             return
         rows = zip(before.rows.id, before.rows.computed, before.rows.prompt, before.histories)
         for id_, computed, prompt, history in rows if before.state.config.input_units else ():
-            has_all = self._input == (id_, computed) and self._units == self._all
+            has_all = (self._input == (id_, computed) and self._units == self._all) or (id_, computed) in self._found
             if not has_all and computed < prompt and unpack_tokens(history)[computed] < INPUT_BEGINS:
                 raise LawBroken("E4", f"request {id_} waits at the input at {computed}, and the next step has no unit for it")
 
@@ -45,7 +56,8 @@ class EncodingBook:
             raise LawBroken("E2", f"{event}, {self._units} units in all and {self._since} with this step")
 
     def _plan(self, before: PlainState, lacks_pages: bool, after: PlainState) -> None:
-        """E3: an input begins behind its last unit, except in a step that lacks pages."""
+        """E3: an input begins behind its last unit, except where it was found or pages lack. E6: no step has a request whose inputs
+        are looked for."""
         step, self._has_begun = after.in_flight[-1], False
         self._last_since, self._since = self._since, 0
         for id_, start, count in zip(step.ids, step.starts, step.counts):
@@ -55,7 +67,7 @@ class EncodingBook:
                 begins = place
                 while id_ not in before.rows.id and place == start and INPUT_BEGINS <= known[begins] < 0:
                     begins -= 1
-                if known[begins] >= INPUT_BEGINS:
+                if known[begins] >= INPUT_BEGINS or (id_, begins) in self._found:
                     continue
                 if self._input == (id_, begins) and self._units == self._all:
                     self._units, self._has_begun = 0, True

@@ -172,18 +172,29 @@ def up_to_input(
         return count, None
     known, (inputs, tokens) = unpack_tokens(history), room
     for place, token in enumerate(known[start : start + count].tolist()):
-        begins = token < INPUT_BEGINS or (token < 0 and is_new and place == 0)
+        begins = (token < INPUT_BEGINS or (token < 0 and is_new and place == 0)) and not was_found(seen, id_, known, start + place)
         if (begins and not (inputs and is_ready(seen, id_, known, start + place))) or (token < 0 and not tokens):
             return place, (inputs, tokens)
         inputs, tokens = inputs - begins, tokens - (token < 0)
     return count, (inputs, tokens)
 
 
-def is_ready(seen: PlainState, id_: int, known: np.ndarray, place: int) -> bool:
-    """Whether the input in which this token of a request is has all its units."""
-    now = seen.state.encoding
+def beginning(known: np.ndarray, place: int) -> int:
+    """Where the input begins in which this token is."""
     while known[place] >= INPUT_BEGINS:
         place -= 1
+    return place
+
+
+def was_found(seen: PlainState, id_: int, known: np.ndarray, place: int) -> bool:
+    """Whether ranks have read the vectors of the input in which this token of a request is."""
+    sought = seen.state.sought
+    return sought is not None and any(id_ == each and beginning(known, place) in places for each, places in sought.found)
+
+
+def is_ready(seen: PlainState, id_: int, known: np.ndarray, place: int) -> bool:
+    """Whether the input in which this token of a request is has all its units."""
+    now, place = seen.state.encoding, beginning(known, place)
     return not seen.state.config.input_units or (now is not None and now.done == now.units and (now.id, now.place) == (id_, place))
 
 

@@ -25,7 +25,6 @@ from vnext.state.events import (
     WeightsChanged,
     pack_tokens,
 )
-from vnext.state.facilities.tier import transferring
 from vnext.state.outputs import Output
 from vnext.state.pool import is_pinned, pinned_count
 from vnext.state.recurrent import pinned_max
@@ -127,7 +126,7 @@ def tiers_block_nobody(before: PlainState, preempted: Sequence[int], after: Plai
 
     `best`: that one, of those that may be admitted; None where one was.
     """
-    if not transferring(before.state):
+    if before.state.tier is None or not before.state.tier.transfers:
         return
     if preempted:
         raise LawBroken("K2", f"rows {preempted} give way while blocks are read from disk")

@@ -171,6 +171,7 @@ def contents(seen: PlainState) -> dict[str, object]:
         "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free, state.cautious),
         "slots": state.slots,
         "tier": _tier(state.tier),
+        "inputs": (state.encoding, state.sought),
         "pins": (state.clock, _pins(pool.pins)),
         "counters": state.counters,
         "rows": [column for field, column in enumerate(seen.cells) if field not in STORAGE],

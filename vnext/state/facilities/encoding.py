@@ -18,7 +18,7 @@ import numpy as np
 from vnext.state.config import units_of
 from vnext.state.errors import LawBroken, require
 from vnext.state.events import AnyEvent, InputEncoded, RequestId
-from vnext.state.expected import begun, decodes, is_encoded
+from vnext.state.expected import begun, decodes, is_encoded, unfound
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Encoding, State
 from vnext.state.store.fields import INPUT_BEGINS
@@ -78,7 +78,8 @@ def with_begun(state: State, starts: np.ndarray, tokens: np.ndarray, running: in
     rows = state.rows
     for row in np.flatnonzero((starts < rows.prompt) & (tokens > 0)).tolist():
         id_ = int(rows.id[row])
-        for place in begun(row_tokens(state, row), int(starts[row]), int(tokens[row]), is_new=row >= running):
+        begins = begun(row_tokens(state, row), int(starts[row]), int(tokens[row]), is_new=row >= running)
+        for place in unfound(state, id_, begins):
             ready = is_encoded(state, id_, place)
             require(ready or not strictly, f"request {id_} begins the input at {place}, of which units lack")
             if ready:

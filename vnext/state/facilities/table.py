@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vnext.state.events import AnyEvent
-from vnext.state.facilities import adapters, draft_costs, encoding, handover, pins, shortage, tier, weights
+from vnext.state.facilities import adapters, draft_costs, encoding, handover, pins, shortage, sought, tier, weights
 from vnext.state.state import State
 
-FACILITIES = (adapters, tier, handover, pins, weights, draft_costs, shortage, encoding)
+FACILITIES = (adapters, tier, handover, pins, weights, draft_costs, shortage, encoding, sought)
 FOLDS = {event: fold for facility in FACILITIES for event, fold in facility.FOLDS.items()}
 """How the events of the facilities fold."""
 

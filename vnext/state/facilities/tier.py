@@ -34,6 +34,7 @@ from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
 
 replace = msgspec.structs.replace
+NOBODY = frozenset[int]()
 
 
 def fold_tier_opened(state: State, event: TierOpened) -> State:
@@ -175,15 +176,10 @@ def without_transfers(state: State) -> State:
 
 
 def transferring(state: State) -> frozenset[int]:
-    """The requests whose blocks are being read."""
-    if state.tier is None or not state.tier.transfers:
-        return frozenset()
-    return frozenset(each.request for each in state.tier.transfers)
-
-
-def is_transferring(state: State, entry: Waiting) -> bool:
-    """Whether this waiting request's blocks are being read."""
-    return entry.transfer >= 0 and entry.id in transferring(state)
+    """The requests whose blocks are being read, or vectors of their inputs: they wait alone."""
+    transfers = () if state.tier is None else state.tier.transfers
+    searches = () if state.sought is None else state.sought.searches
+    return frozenset((*(each.request for each in transfers), *searches)) if transfers or searches else NOBODY
 
 
 def tier_of(state: State) -> Tier:

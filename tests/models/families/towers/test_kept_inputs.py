@@ -16,15 +16,18 @@ from listener_cases import SPAN, save_listener, sounds
 from tower_cases import SIDE, TILE_TOKENS, save_reader
 
 from vnext import LLM
+from vnext.log.codec import Frame
 from vnext.media.seen import Part
 from vnext.media.sounds import file_of
 from vnext.media.store import MediaStore, digest_of, folder_of
 from vnext.media.vectors import VectorFiles, Vectors
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.source import open_log
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.runtime.rank.images import BEHIND_MAX, Encoded, Inputs, Shelf
-from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.events import AnyEvent, InputEncoded, InputsFound, InputsSought, pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
-from vnext.state.store.inputs import input_tokens
+from vnext.state.store.inputs import input_tokens, inputs_in
 
 TILES = [Part(each).file for each in np.random.default_rng(3).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)]
 SOUNDS = [file_of(each) for each in sounds(2)]
@@ -36,20 +39,25 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.computed = self.read = 0
-        compute, read = Inputs._compute, Inputs._from_shelf
+        compute, read, late = Inputs._compute, Inputs.take, Inputs._from_shelf
 
         def computing(inputs: Inputs, *given: Any) -> None:
             before = inputs.computed
             compute(inputs, *given)
             self.computed += inputs.computed - before
 
-        def reading(inputs: Inputs, digest: bytes) -> bool:
-            before, found = inputs.read, read(inputs, digest)
+        def reading(inputs: Inputs, *given: Any) -> None:
+            before = inputs.read
+            read(inputs, *given)
             self.read += inputs.read - before
-            return found
+
+        def in_a_step(inputs: Inputs, digest: bytes) -> bool:
+            assert not late(inputs, digest), "a step reads a file"
+            return False
 
         monkeypatch.setattr(Inputs, "_compute", computing)
-        monkeypatch.setattr(Inputs, "_from_shelf", reading)
+        monkeypatch.setattr(Inputs, "take", reading)
+        monkeypatch.setattr(Inputs, "_from_shelf", in_a_step)
 
     def taken(self) -> tuple[int, int]:
         """Those since the last call."""
@@ -75,9 +83,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path, TILES, [5, *first, 6, *second, 7, *first, 8]
 
 
-def answer(llm: LLM, files: list[bytes], prompt: list[int]) -> list[int]:
+def answer(llm: LLM, files: list[bytes], prompt: list[int], count: int = 6) -> list[int]:
     MediaStore([folder_of(llm._address)]).put(files, "the input")
-    sampling, found = Sampling(seed=0, max_tokens=6, temperature=0.0, ignore_eos=True), []
+    sampling, found = Sampling(seed=0, max_tokens=count, temperature=0.0, ignore_eos=True), []
     for output in llm._client.run([SubmitRequest(name="a", prompt=pack_tokens(prompt), sampling=sampling, has_seed=True)]):
         assert not output.error
         found += unpack_tokens(output.tokens).tolist()
@@ -124,6 +132,27 @@ def test_an_input_is_encoded_once_over_restarts(
         with LLM(str(path), **settings) as llm:
             assert answer(llm, files, prompt) == right and counted.taken() == found, "damaged ones are written anew"
         forget_blocks(tmp_path)
+
+
+def test_what_ranks_find_is_decided_with(model: tuple[Path, list[bytes], list[int]], tmp_path: Path, counted: Counted) -> None:
+    path, files, prompt = model
+    settings = HERE | {"input_tokens": 4, "kv_disk_dir": str(tmp_path / "tier"), "log": "full"}
+    found = []
+    for place in range(2):
+        with LLM(str(path), **settings, log_dir=str(tmp_path / str(place))) as llm:
+            found.append((answer(llm, files, prompt, 300 if files is TILES else 6), log := str(llm.log_dir)))
+        assert replay(["verify", "--laws", log]) == 0
+        assert files is SOUNDS or replay(["what-if", log, "--set", "input_tokens=3"]) == 0
+        forget_blocks(tmp_path)
+    (first, computed), (second, read) = ((tokens, [*events_in(log)]) for tokens, log in found)
+    places = tuple(each.start for each in inputs_in(np.array(prompt, np.int32)))
+    assert first == second and [each for each in computed if isinstance(each, InputsFound)] == [InputsFound(id=0)]
+    assert any(isinstance(each, InputEncoded) for each in computed) and not any(isinstance(each, InputEncoded) for each in read)
+    assert [each for each in read if isinstance(each, InputsSought | InputsFound)] == [InputsSought(id=0), InputsFound(id=0, places=places)]
+
+
+def events_in(log: str) -> Iterator[AnyEvent]:
+    return (event for item in open_log(Path(log)).items() if isinstance(item, Frame) for event in item.events)
 
 
 def test_a_reset_and_another_model_find_nothing(tmp_path: Path, counted: Counted) -> None:
