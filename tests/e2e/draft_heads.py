@@ -19,8 +19,7 @@ from test_speculation import wishes
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from vnext import LLM, SamplingParams
-from vnext.runtime.batch.draft_batch import DraftedRow, Run
-from vnext.runtime.batch.head_batch import HeadDrafts
+from vnext.runtime.batch.draft_batch import DraftedRow, HeadDrafts, Run
 from vnext.runtime.rank import draft_head
 
 GAP_MIN, ERROR_MAX = 1e-3, 1e-4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vnext.log import codec, log_bytes, log_plain, token_width
+from vnext.log import codec, log_bytes, log_plain
 from vnext.log.codec import Frame, LogEnd, RankDigest, SegmentStart
 from vnext.log.reading import read
 from vnext.log.schema import describe, schema_digest
@@ -197,7 +197,7 @@ def test_a_gap_is_read_only_if_the_frame_admits_it():
 
 @pytest.mark.parametrize("bound, width", [(0, 4), (1, 2), (65_536, 2), (65_537, 3), (2**24, 3), (2**24 + 1, 4)])
 def test_the_width_follows_the_vocabulary(bound, width):
-    assert token_width.width_bytes(bound) == width
+    assert codec.width_bytes(bound) == width
 
 
 def test_every_field_of_tokens_is_narrowed_and_comes_back():
@@ -207,7 +207,7 @@ def test_every_field_of_tokens_is_narrowed_and_comes_back():
     for kind, event in events.items():
         for field in kind.traits.tokens:
             changed = msgspec.structs.replace(event, **{field: pack_tokens([1, 128_255, 7])})
-            (narrow,), width = token_width.narrow_events([changed], 3)
+            (narrow,), width = codec.narrow_events([changed], 3)
             assert width == 3 and len(getattr(narrow, field)) == 9
             assert events_of([segment([(changed,)])[0]]) == [changed]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from vnext.runtime.protocol.patient import PatientStream
+from vnext.runtime.protocol.log_lines import PatientStream
 
 
 def test_words_are_left_out_while_nobody_reads_and_come_again_after_that() -> None:

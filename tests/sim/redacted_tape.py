@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vnext.log import codec, pseudonyms, token_width
+from vnext.log import codec, pseudonyms
 from vnext.log.log_plain import FRAME_HEAD
 from vnext.log.redaction import Redactor
 from vnext.sim.checks.plain_state import Divergence
@@ -59,7 +59,7 @@ class RedactedTape:
             shapes = [self._redactor.redact(*each, one) for each, one in zip(reported, matched)]
             codec.put_frame(frame, codec.encode_body(first, shapes, (), 0, self._width))
         body = codec.frame_decoder.decode(bytes(frame[FRAME_HEAD :]))
-        read = token_width.widen_events(body.events, body.width)
+        read = codec.widen_events(body.events, body.width)
         for shape, one in zip(read, matched):
             if one is None:
                 continue

@@ -12,17 +12,74 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 import xxhash
 
-from vnext.log import log_bytes, token_width
-from vnext.log.log_plain import FRAME_HEAD, checksum
+from vnext.log import log_bytes
+from vnext.log.log_plain import FRAME_HEAD, WIDTH_MAX, WIDTH_MIN, checksum
 from vnext.log.schema import schema_digest
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import DIGEST_VERSION
 from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
+
+# ---- widths of tokens --------------------------------------------------------------------------------------------
+# A token has two, three or four bytes in the log instead of an event's four. An event without fields that are tokens passes
+# through as the same object. A token too wide for the usual width widens its whole frame, so nothing is ever cut off.
+
+
+def width_bytes(token_bound: int) -> int:
+    """Bytes that hold every token id below `token_bound`; 4 when the bound is unknown (0)."""
+    if token_bound <= 0:
+        return WIDTH_MAX
+    return min(WIDTH_MAX, max(WIDTH_MIN, ((token_bound - 1).bit_length() + 7) // 8))
+
+
+class PlainCommit(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A commit without drafts as it stands in a frame: it has the first two fields of StepCommitted."""
+
+    step: int
+    tokens: bytes
+
+
+def narrow_events(events: Sequence[AnyEvent], width: int) -> tuple[tuple[AnyEvent, ...], int]:
+    """The events as they stand in a frame, and the width of its tokens: `width` if every token fits it, else 4."""
+    packed: list[AnyEvent] = []
+    for event in events:
+        if (narrow := _narrowed(event, width)) is None:
+            return narrow_events(events, WIDTH_MAX)
+        packed.append(narrow)
+    return tuple(packed), width
+
+
+def _narrowed(event: AnyEvent, width: int) -> AnyEvent | None:
+    """The event as it stands in a frame of this width; None if one of its tokens does not fit."""
+    if type(event) is StepCommitted and not event.counts:
+        tokens = event.tokens if width == WIDTH_MAX else log_bytes.impl.narrow(event.tokens, width)
+        return None if tokens is None else cast(AnyEvent, PlainCommit(event.step, tokens))
+    fields = event.traits.tokens
+    if not fields or width == WIDTH_MAX:
+        return event
+    narrow = {field: log_bytes.impl.narrow(getattr(event, field), width) for field in fields}
+    return None if None in narrow.values() else msgspec.structs.replace(event, **narrow)
+
+
+def widen_events(events: tuple[AnyEvent, ...], width: int) -> tuple[AnyEvent, ...]:
+    """The events of a frame of this width as they were. ValueError for no width, or bytes that are not whole tokens."""
+    if not WIDTH_MIN <= width <= WIDTH_MAX:
+        raise ValueError(f"{width} bytes a token")
+    return tuple([_widened(event, width) if event.traits.tokens else event for event in events])
+
+
+def _widened(event: AnyEvent, width: int) -> AnyEvent:
+    """The usual event first: a commit."""
+    if type(event) is StepCommitted:
+        tokens = log_bytes.impl.widen(event.tokens, width)
+        return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
+    wide = {field: log_bytes.impl.widen(getattr(event, field), width) for field in event.traits.tokens}
+    return msgspec.structs.replace(event, **wide)
+
 
 MAGIC = b"vnextLOG"
 FORMAT_VERSION = 1
@@ -159,7 +216,7 @@ def first_header(started: EngineStarted, privacy: Privacy, code_version: str) ->
         code_version=code_version,
         started=started,
         privacy=privacy,
-        token_width=token_width.width_bytes(token_bound(started.config, privacy)),
+        token_width=width_bytes(token_bound(started.config, privacy)),
         index=0,
         previous=0,
         first_event=FIRST_FRAME_EVENT,
@@ -221,7 +278,7 @@ def encode_body(
     details: Sequence[RankDetail] = (),
 ) -> bytes:
     """The part of a frame that its chained digest covers. `width` is the header's; the frame may need a larger one."""
-    packed, width = token_width.narrow_events(events, width)
+    packed, width = narrow_events(events, width)
     if details:
         body = FrameBody(first_event, packed, tuple(rank_digests), lost, width, details=tuple(details))
         return frame_encoder.encode(body)

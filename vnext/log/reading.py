@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vnext.log import codec as log, log_bytes, token_width
+from vnext.log import codec as log, log_bytes
 from vnext.log.codec import EndKind, Frame, LogEnd, SegmentHeader, SegmentStart
 from vnext.log.log_plain import RECORD_HEAD, WIDTH_MAX, WIDTH_MIN
 from vnext.log.skimming import Skimmed
@@ -268,7 +268,7 @@ def _decode_frame(payload: memoryview) -> Frame:
     body = bytes(payload[log.digest_word.size :])
     try:
         decoded = log.frame_decoder.decode(body)
-        events = token_width.widen_events(decoded.events, decoded.width)
+        events = log.widen_events(decoded.events, decoded.width)
     except BAD_FORM as error:
         raise _Bad("damaged", f"a frame has another form ({error})") from error
     return Frame(

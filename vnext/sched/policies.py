@@ -76,7 +76,7 @@ def lowest_priority(candidate: Candidate) -> Key:
 
 
 BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority, "fair": lowest_priority}
-"""By name. `fair` is more than a key: this one orders the requests of one client, and turns.py the clients."""
+"""By name. `fair` is more than a key: this one orders the requests of one client, and ranking.py the clients."""
 STEADY = ("fcfs", "priority")
 """Those that never change the order of two requests."""
 

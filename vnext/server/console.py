@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vnext.base.exits import FAILED
-from vnext.runtime.protocol.log_lines import line
-from vnext.runtime.protocol.patient import STDERR, STDOUT
+from vnext.runtime.protocol.log_lines import STDERR, STDOUT, line
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import is_loopback
 

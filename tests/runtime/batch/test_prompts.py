@@ -172,7 +172,7 @@ def test_planted_faults_are_seen(
 def test_steps_without_such_rows_compute_nothing_for_them(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decodes of a scored request run whole, as those of others do."""
     computed: list[int] = []
-    for user, compute in (("batch.on_arrays", prompt_results.compute), ("rank.by_parts", prompt_tensors.compute)):
+    for user, compute in (("rank.host_cache", prompt_results.compute), ("rank.by_parts", prompt_tensors.compute)):
         counting = partial(lambda compute, each, *rest: computed.append(len(each.at)) or compute(each, *rest), compute)
         monkeypatch.setattr(f"vnext.runtime.{user}.compute", counting)
     given = arrivals()

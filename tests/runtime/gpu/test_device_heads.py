@@ -18,8 +18,7 @@ from test_device_drafts import GRAMMARS, MODEL, WAYS, alternating_arrivals, driv
 
 from vnext.kernels.table import plain_operations
 from vnext.models.layers.batch import ForwardBatch
-from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
-from vnext.runtime.batch.head_batch import HeadDrafts
+from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow, HeadDrafts
 from vnext.runtime.gpu import device_batch, head_drafts, unread
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts

@@ -10,12 +10,12 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 
 
 CLIENT_BUGS = [
-    bug("clients are served as they come", "sched.turns", "(0, 0, 0, id_) if hurries else (1, key[0], service, id_)", "(0, 0, 0, id_)", "S3", "S4", "F1"),
-    bug("the client that had most goes first", "sched.turns", "(1, key[0], service, id_)", "(1, key[0], -service, id_)", "S3", "S4", "F1"),
-    bug("turns come before priorities", "sched.turns", "(1, key[0], service, id_)", "(1, 0, service, id_)", "S3", "S4"),
-    bug("one plan gives a client several turns", "sched.turns", "served[key] += state.waiting[place].known", "served[key] += 0", "S3"),
-    bug("a client's later request overtakes its first", "sched.turns", "turns = [(_turn(state, key, queue[0], served[key], oldest), key, 0) for", "turns = [(_turn(state, key, queue[-1], served[key], oldest), key, len(queue) - 1) for", "S3"),
-    bug("turns starve who was preempted often", "sched.turns", "oldest.get(key) == id_ and state.waiting[_place(state, id_)].preemption_count >= PATIENCE", "False", "S3", "S4"),
+    bug("clients are served as they come", "sched.ranking", "(0, 0, 0, id_) if hurries else (1, key[0], service, id_)", "(0, 0, 0, id_)", "S3", "S4", "F1"),
+    bug("the client that had most goes first", "sched.ranking", "(1, key[0], service, id_)", "(1, key[0], -service, id_)", "S3", "S4", "F1"),
+    bug("turns come before priorities", "sched.ranking", "(1, key[0], service, id_)", "(1, 0, service, id_)", "S3", "S4"),
+    bug("one plan gives a client several turns", "sched.ranking", "served[key] += state.waiting[place].known", "served[key] += 0", "S3"),
+    bug("a client's later request overtakes its first", "sched.ranking", "turns = [(_turn(state, key, queue[0], served[key], oldest), key, 0) for", "turns = [(_turn(state, key, queue[-1], served[key], oldest), key, len(queue) - 1) for", "S3"),
+    bug("turns starve who was preempted often", "sched.ranking", "oldest.get(key) == id_ and state.waiting[_place(state, id_)].preemption_count >= PATIENCE", "False", "S3", "S4"),
     bug("a newcomer begins with nothing", "state.store.clients", "if served[key] <= start:", "if False:", "F2"),
     bug("a newcomer begins behind who had most", "state.store.clients", "return min((served[other]", "return max((served[other]", "F2"),
     bug("newcomers do not put one another off", "state.store.clients", "next_start=start + NEXT_TOKENS", "next_start=start", "F2"),

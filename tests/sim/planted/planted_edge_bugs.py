@@ -142,12 +142,12 @@ LOG = [
     bug("a log's last frame is overlooked", "log.reading", "while (offset := reading.offset) < size:",
         "while (offset := reading.offset) < size - 60:", "X2"),
     Bug(name="a token cut off in the log", found_by=("X2",), edits=(
-        Edit("log.token_width", "((token_bound - 1).bit_length() + 7) // 8", "(token_bound - 1).bit_length() // 8"),
+        Edit("log.codec", "((token_bound - 1).bit_length() + 7) // 8", "(token_bound - 1).bit_length() // 8"),
         Edit("log.log_plain", "if any(tokens[place::4].count(0) != count for place in range(width, WIDTH_MAX)):", "if False:"),
     )),
     bug("a token's third byte is lost", "log.log_plain", "wide[place::4] = packed[place::width]",
         "wide[place::4] = packed[place % 2 :: width]", "X2", "did not sample", "history changed", "IllegalEvent"),
-    bug("a reset that is not written", "log.token_width", "        packed.append(narrow)",
+    bug("a reset that is not written", "log.codec", "        packed.append(narrow)",
         "        packed += [narrow] * (len(type(event).__name__) < 16)", "X2"),
 ]  # fmt: skip
 

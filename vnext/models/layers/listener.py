@@ -1,6 +1,6 @@
 """The listener: a decoder whose prompts begin with a sound, to which every token of the text behind it listens.
 
-A sound is the first tokens of its row, one for each state of its tower (sound_tower.py). In their slots each layer keeps the keys
+A sound is the first tokens of its row, one for each state of its tower (tower.py). In their slots each layer keeps the keys
 and values that it makes of these states, as other layers keep those of tokens; a token of the text attends to the text before it
 in the row's other blocks, and to all of the sound in its first ones. So a sound's pages are written once, shared and found again
 as any prompt's. A text's positions count from its own first token.

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from vnext.log import codec, token_width
+from vnext.log import codec
 from vnext.log.codec import Frame
 from vnext.replay.answers.arrivals import (
     NS_PER_MS,
@@ -124,7 +124,7 @@ def _write_log(arrivals: Iterable[RequestArrived], out: Path, model: Log) -> int
     started = model.header.started
     header = msgspec.structs.replace(
         codec.first_header(started, "full", model.header.code_version),
-        token_width=token_width.width_bytes(codec.token_bound(started.config, "full")),
+        token_width=codec.width_bytes(codec.token_bound(started.config, "full")),
     )
     state, count = start(started), 0
     writer = Writer(out, header, lambda each: snapshot_of_log(each, "full"))

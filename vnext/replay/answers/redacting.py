@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec, pseudonyms, snapshot as snapshots, token_width
+from vnext.log import codec, pseudonyms, snapshot as snapshots
 from vnext.log.redaction import Redactor
 from vnext.replay.answers.slices import Written, proved
 from vnext.replay.reading.folding import Folded, FrameFolded, first_state, fold
@@ -32,7 +32,7 @@ def redact(log: Log, out: Path, segment_bytes: int = codec.SEGMENT_SIZE_BYTES) -
     if header.privacy == "shape":
         raise UnusableLog(f"{log.paths[0]} holds no text already: its privacy is shape")
     redactor = Redactor(header.started, secrets.token_bytes(pseudonyms.KEY_SIZE_BYTES))
-    width = token_width.width_bytes(codec.token_bound(header.started.config, "shape"))
+    width = codec.width_bytes(codec.token_bound(header.started.config, "shape"))
     shaped_header = msgspec.structs.replace(header, privacy="shape", token_width=width)
     first = state = first_state(log)
     if header.index:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from vnext.models.layers.batch import ForwardBatch, HostBatch
-from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow, Run
-from vnext.runtime.batch.head_batch import SECOND
+from vnext.runtime.batch.draft_batch import SECOND, DraftBatch, DraftedRow, Run
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.device_batch import DeviceBatch, decode_slots
 from vnext.runtime.gpu.model import DeviceHead

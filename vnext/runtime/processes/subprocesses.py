@@ -23,8 +23,7 @@ from pathlib import Path
 from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 from vnext.runtime.processes.readable import readable
-from vnext.runtime.protocol.log_lines import ChildLines
-from vnext.runtime.protocol.patient import STDERR
+from vnext.runtime.protocol.log_lines import STDERR, ChildLines
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0

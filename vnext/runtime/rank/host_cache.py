@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.kernels.arrays import as_array, torch_dtype
 from vnext.models.config.model_config import ModelConfig
@@ -19,11 +20,43 @@ from vnext.models.layers.recurrent import copy_states, make_state_pools
 from vnext.models.layers.tensors import tensors_of
 from vnext.models.layers.whole_step import WholeStep
 from vnext.models.loading.tail import Tail
-from vnext.runtime.batch.on_arrays import OnArrays
+from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
+from vnext.sampling.host import sample
 from vnext.sampling.inputs import is_plain
 from vnext.state.recurrent import NO_COPIES
+
+
+class OnArrays:
+    """Steps whose forward is one call of the kernels, for requests that ask for more than a token drawn from plain logits:
+    log-probabilities, penalties, bias, bans, scores of prompts and embeddings, without torch; by_parts.py gives the same bits in
+    torch. Owns the sums of prompts; parameters and cache are the runner's."""
+
+    def __init__(self, whole: WholeStep, tail: Tail | None = None) -> None:
+        """`tail`: as PromptSums'."""
+        self._whole, self._sums = whole, PromptSums(tail)
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Compute one step: write to the cache, sample a token for each sampled row."""
+        prompts, forward = inputs.prompts, inputs.forward
+        if prompts is None:
+            return self._sampled(self._whole.hidden(forward), inputs)
+        places = places_of(np.asarray(forward.sample_at), prompts)
+        hidden = self._whole.hidden(forward._replace(sample_at=places.at))
+        outputs = self._sampled(hidden[places.samples], inputs)
+        computed = compute(prompts, hidden[places.prompts], self._whole.logits)
+        return replace(outputs, prompts=self._sums.results(prompts, computed))
+
+    def _sampled(self, hidden: np.ndarray, inputs: StepInputs) -> StepOutputs:
+        if inputs.sampling is None:
+            return NOTHING_SAMPLED
+        logits = self._whole.logits(hidden)
+        if inputs.guided is not None:
+            logits = inputs.guided.combined(logits)
+        sampled = sample(logits, inputs.sampling)
+        return StepOutputs(sampled.tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits, sampled.tokens))
+
 
 ZERO = bytes(8)
 """A token 0, as steps have it."""

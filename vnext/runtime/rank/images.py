@@ -31,8 +31,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
-from vnext.models.layers.sound_tower import listen
-from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, page_count, whole
+from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, listen, page_count, whole
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts

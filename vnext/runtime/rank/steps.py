@@ -13,10 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
-from vnext.runtime.batch.draft_batch import DraftBatch, HostModelDrafts
+from vnext.runtime.batch.draft_batch import DraftBatch, HeadDrafts, HostModelDrafts
 from vnext.runtime.batch.draft_rows import Kept
 from vnext.runtime.batch.halves import with_halves
-from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
 from vnext.runtime.batch.words import fed_words

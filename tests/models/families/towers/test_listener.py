@@ -19,8 +19,7 @@ from vnext.models.config.model_config import load_config
 from vnext.models.families.towers import whisper
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
-from vnext.models.layers.sound_tower import listen
-from vnext.models.layers.tower import BLOCK_SIZE, page_count, whole
+from vnext.models.layers.tower import BLOCK_SIZE, listen, page_count, whole
 from vnext.models.loading.unread import unread
 from vnext.models.loading.weights import load_params
 from vnext.runtime.client.output_stream import Refused

@@ -18,8 +18,7 @@ from vnext.models.layers.decoder import logits
 from vnext.models.layers.layers import Attention, Linear
 from vnext.models.layers.listener import ListenerLayer, ListenerParams, Listening, forward
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
-from vnext.models.layers.sound_tower import KERNEL, SoundTowerParams
-from vnext.models.layers.tower import TowerLayer
+from vnext.models.layers.tower import KERNEL, SoundTowerParams, TowerLayer
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "tower_config"]
 
