@@ -10,10 +10,12 @@ import pytest
 import torch
 from cpu_levels import LEVELS, needs_native, using
 
-from vnext.kernels.codes import Codes, Scales, sums
+from vnext.kernels.codes import Codes, FloatRows, Scales, sums
 from vnext.kernels.cpu import linear as products, rows
 from vnext.kernels.cpu.linear import CONTAINERS
 from vnext.kernels.cpu.native import Level
+from vnext.kernels.formats.floats import PLAIN
+from vnext.kernels.formats.rounded import Rounded
 from vnext.kernels.shards import joined
 
 pytestmark = needs_native
@@ -179,3 +181,27 @@ def test_what_has_no_place_in_panels_is_refused() -> None:
         products.pack_codes(draw("zero", 4, 32, 64, 8))
     with pytest.raises(ValueError, match="shards"):
         products.pack_codes(draw("zero", 4, 32, 192, 64), shards=2)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_floats_are_rounded_as_the_plain_form_does(bits: int, level: Level) -> None:
+    """Groups of ordinary numbers, of few large ones, of zeros, of one size, and of the least and the largest sizes."""
+    weight = np.random.default_rng(5).standard_normal((301, 320)).astype(np.float32) ** 3
+    weight[3], weight[5, 32:64], weight[9, :32] = 0, 2.5, np.arange(32) == 7
+    for row, size in enumerate((1e-44, 1e-38, 1e-21, 1e17, 1e30, 1e37)):
+        weight[20 + row] *= size / np.abs(weight[20 + row]).max()
+    weight[40:80] = weight[40:80].astype(ml_dtypes.bfloat16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = Rounded("rounded", bits, 32, PLAIN).codes((weight,))
+    for threads, count in ((1, 301), (3, 301), (2, 1)):
+        with using(level, threads):
+            found = products.rounded(FloatRows(weight[:count], bits))
+        assert found.form == expected.outputs(slice(count)).form
+        assert np.array_equal(found.codes, expected.codes[:count])
+        assert found.scales.parts.tobytes() == expected.scales.parts[:count].tobytes()
+
+
+def test_a_scale_beyond_what_bfloat16_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        products.rounded(FloatRows(np.full((1, 32), np.finfo(np.float32).max), 2))

@@ -156,6 +156,14 @@ class BlockRows(NamedTuple):
     type: str
 
 
+class FloatRows(NamedTuple):
+    """Outputs of a weight that is to have so many bits in groups of INPUTS: float32 [out, in], finite, which the CPU kernels round
+    to the numbers of formats/rounding.py themselves."""
+
+    rows: np.ndarray
+    bits: int
+
+
 class Activations(NamedTuple):
     """Rows of activations: `codes` int8 [T, in] times `scales` float32 [T, in / INPUTS]."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,14 +19,22 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from checkpoints import PLAIN, random_tensors, save_checkpoint
 from model_helpers import Chunk, ThreadGroup, load_model
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
+from cpu_levels import needs_native
+
+from vnext.kernels.arrays import host_dtype
+from vnext.kernels.codes import FloatRows
+from vnext.kernels.format import weight_formats
 from vnext.kernels.formats.rounded import INT4
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel, alone, weight_axes
 from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.quantise import Quantiser
-from vnext.models.loading.stored import StoredWeights
+from vnext.models.loading.stored import StoredPart, StoredWeights
+from vnext.models.loading.weights import load_params
 from vnext.runtime.rank.runner import ModelRunner
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
@@ -137,3 +148,25 @@ def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, broken, **WIDE)
     with pytest.raises(ModelError, match="up_proj.weight in .* has weights that are not finite, which cannot be quantised"):
         logits(tmp_path, "int4")
+
+
+@needs_native
+@pytest.mark.parametrize(("rank", "count"), [(0, 1), (1, 2)])
+def test_kernels_round_to_the_bytes_of_the_plain_form(rank: int, count: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which also serves where a rank's inputs cut a group."""
+    taken, blocks, parallel = Counter[bool](), StoredPart.blocks, msgspec.structs.replace(alone(), rank=rank, world_size=count)
+
+    def counted(*given: Any) -> object:
+        taken[isinstance(found := blocks(*given), FloatRows)] += 1
+        return found
+
+    def memory() -> list[bytes]:
+        kept, formats = Kept(), weight_formats("int4")
+        load_params(folder, load_config(folder), parallel, host_dtype("bfloat16"), "cpu", formats=formats, kept=kept)
+        return [array.tobytes() for array in kept.memory()]
+
+    monkeypatch.setattr(StoredPart, "blocks", counted)
+    found = memory()
+    assert taken[True] > 0
+    monkeypatch.setattr(StoredPart, "blocks", lambda *given: None)
+    assert memory() == found

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
-from vnext.kernels.codes import INPUTS, SHORTEST, BlockRows, Codes, CodesForm, ScaleForm
+from vnext.kernels.codes import INPUTS, SHORTEST, BlockRows, Codes, CodesForm, FloatRows, ScaleForm, Scales
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, module
 
@@ -101,7 +102,7 @@ def pack_codes(
 
 def pack_ranges(
     forms: tuple[CodesForm, ...],
-    read: Callable[[int, slice], Codes | BlockRows],
+    read: Callable[[int, slice], Codes | BlockRows | FloatRows],
     *,
     gate: str = "",
     shards: int = 1,
@@ -138,7 +139,7 @@ def _read_into(
     types: np.ndarray,
     forms: tuple[CodesForm, ...],
     spans: tuple[slice, ...],
-    read: Callable[[int, slice], Codes | BlockRows],
+    read: Callable[[int, slice], Codes | BlockRows | FloatRows],
 ) -> list[np.ndarray]:
     """Put into `fields` where the parts would begin of which the rows in `spans` of the weight are in memory, and into `types` the
     type of their blocks. These arrays must stay while the fields are used."""
@@ -152,6 +153,7 @@ def _read_into(
             continue
         rows = slice(min(start for start, _ in inside), max(stop for _, stop in inside))
         codes = read(part, rows)
+        codes = rounded(codes) if isinstance(codes, FloatRows) else codes
         types[part] = BLOCK_TYPES[codes.type] if isinstance(codes, BlockRows) else 0
         if isinstance(codes, BlockRows):
             kept.append(codes.rows)
@@ -165,6 +167,17 @@ def _read_into(
                 row[place] = address(kept[-1]) - rows.start * stride
                 row[2] = stride if place == 0 else row[2]
     return kept
+
+
+def rounded(floats: FloatRows) -> Codes:
+    """The codes of such outputs. Raises ValueError for a scale that is not finite."""
+    (count, inputs), bits = floats.rows.shape, floats.bits
+    rows, codes = np.ascontiguousarray(floats.rows), np.empty((count, inputs), np.uint8)
+    scales = np.empty((count, inputs // INPUTS), ml_dtypes.bfloat16)
+    module().round_groups(rows.ctypes.data, scales.size, bits, codes.ctypes.data, scales.ctypes.data)
+    if not np.isfinite(scales).all():
+        raise ValueError("it has a scale that is not finite")
+    return Codes(codes, bits, Scales(scales), 2 ** (bits - 1))
 
 
 def codes_bytes(forms: CodesForm | tuple[CodesForm, ...], *, gate: str = "", shards: int = 1) -> int:

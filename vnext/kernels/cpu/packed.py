@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, torch_dtype
-from vnext.kernels.codes import BlockRows, Codes, CodesForm
+from vnext.kernels.codes import BlockRows, Codes, CodesForm, FloatRows
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.memory import Arena
@@ -85,7 +85,7 @@ def packed_codes(
 
 def packed_ranges(
     forms: tuple[CodesForm, ...],
-    read: Callable[[int, slice], Codes | BlockRows],
+    read: Callable[[int, slice], Codes | BlockRows | FloatRows],
     dtype: np.dtype,
     gate: str,
     shards: int,

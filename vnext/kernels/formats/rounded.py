@@ -10,7 +10,7 @@ from math import lcm
 import ml_dtypes
 import numpy as np
 
-from vnext.kernels.codes import INPUTS, Codes
+from vnext.kernels.codes import INPUTS, Codes, FloatRows
 from vnext.kernels.format import Cut, Format, Shape
 from vnext.kernels.formats.bits import unsigned
 from vnext.kernels.formats.floats import Floats
@@ -24,6 +24,7 @@ class Rounded(Format):
     """A weight that a checkpoint has as `held` says, as if it had codes of so many bits in groups of so many inputs."""
 
     has_codes = True
+    has_one_form = True
 
     def __init__(self, name: str, bits: int, group: int, held: Format) -> None:
         self.name, self.group = name, lcm(group, held.group)
@@ -42,11 +43,17 @@ class Rounded(Format):
         return self.codes(part).floats()
 
     def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
+        rounded = to_integers(self._floats(part), self._bits, self._own, SCALES)
+        return coded(unsigned(rounded.numbers, self._bits), self._bits, rounded.scales, 2 ** (self._bits - 1))
+
+    def rows(self, part: tuple[np.ndarray, ...]) -> FloatRows | None:
+        return FloatRows(self._floats(part), self._bits) if self._own == INPUTS else None
+
+    def _floats(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
         weight = self._held.to_float(part).astype(np.float32)
         if not np.isfinite(weight).all():
             raise ValueError("it has weights that are not finite, which cannot be quantised")
-        rounded = to_integers(weight, self._bits, self._own, SCALES)
-        return coded(unsigned(rounded.numbers, self._bits), self._bits, rounded.scales, 2 ** (self._bits - 1))
+        return weight
 
 
 class Int8(Floats):

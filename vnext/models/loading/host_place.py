@@ -16,7 +16,7 @@ from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 ReadCodes = Callable[[int, slice], Any]
-"""Gives Codes, or BlockRows where a place takes them."""
+"""Gives Codes, or BlockRows and FloatRows where a place takes them."""
 
 
 class Place(Protocol):

@@ -10,12 +10,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from vnext.kernels.codes import INPUTS, BlockRows, Codes, CodesForm
+from vnext.kernels.codes import INPUTS, BlockRows, Codes, CodesForm, FloatRows
 from vnext.kernels.cpu.linear import HALF
 from vnext.kernels.cpu.native import BLOCK_TYPES, is_built
 from vnext.kernels.cpu.packed import codes_bytes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import FLIPPED, PLAIN
+from vnext.kernels.formats.rounded import Rounded
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -78,13 +79,16 @@ class StoredPart(NamedTuple):
         found = self._replace(rows=slice(start, stop), size=max(stop, first + rows.stop) - start).codes(run)
         return found.outputs(slice(first + rows.start - start, first + rows.stop - start))
 
-    def blocks(self, rows: slice, run: int) -> BlockRows | None:
-        """The same as the blocks of the file; None where they are of another kind, where one would be divided, and for padding."""
+    def blocks(self, rows: slice, run: int) -> BlockRows | FloatRows | None:
+        """The same as the file has it, which the kernels make codes of; None where they cannot, where a block or a group would be
+        divided, and for padding."""
         first, last = self.rows.start + rows.start, self.rows.start + rows.stop
         is_cut = self.inputs.start % self.format.group or self.inputs.stop % self.format.group or run % INPUTS
-        if self.format.name not in BLOCK_TYPES or is_cut or last > self.rows.stop:
+        if not (isinstance(self.format, Rounded) or self.format.name in BLOCK_TYPES) or is_cut or last > self.rows.stop:
             return None
         some = self._replace(rows=slice(first, last))
+        if isinstance(self.format, Rounded):
+            return some._read(self.format.rows)
         return some._read(lambda part: BlockRows(part[0], self.format.name))
 
     def probed(self) -> StoredPart:

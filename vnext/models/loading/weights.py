@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
-from vnext.kernels.codes import BlockRows, Codes, CodesForm
+from vnext.kernels.codes import BlockRows, Codes, CodesForm, FloatRows
 from vnext.kernels.cpu.native import is_built
 from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_bytes, packed_in
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
@@ -340,7 +340,7 @@ class Loader:
             self._release(parts[index].name)  # of the rows before these
             return parts[index].outputs(rows, run)
 
-        def read_blocks(index: int, rows: slice) -> Codes | BlockRows:
+        def read_blocks(index: int, rows: slice) -> Codes | BlockRows | FloatRows:
             self._release(parts[index].name)
             return parts[index].blocks(rows, run) or parts[index].outputs(rows, run)
 

@@ -254,11 +254,13 @@ struct Weights {
     int64_t *sums;
 };
 
-/* Products with weights of CODES. Rows [first, last) of x, one block of `block_rows` or the last one, are rounded first. */
+/* Products with weights of CODES. Rows [first, last) of x, one block of `block_rows` or the last one, are rounded first. And what
+   makes such weights of floats: see linear_rounded.h. */
 struct CodesKernels {
     int64_t block_rows;
     void (*round)(const LinearCall &, int64_t first, int64_t last);
     void (*linear)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
+    void (*round_groups)(const float *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
 };
 
 struct Kernels {

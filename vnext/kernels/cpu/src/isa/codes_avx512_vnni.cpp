@@ -2,9 +2,10 @@
 #define VNX_AVX512
 #define VNX_VNNI
 #include "linear/linear_codes.h"
+#include "linear/linear_rounded.h"
 
 namespace vnx {
 
-extern const CodesKernels avx512_vnni_codes = {codes_avx512_vnni::CODE_ROWS, codes_avx512_vnni::round_rows, codes_avx512_vnni::linear_codes};
+extern const CodesKernels avx512_vnni_codes = {codes_avx512_vnni::CODE_ROWS, codes_avx512_vnni::round_rows, codes_avx512_vnni::linear_codes, codes_avx512_vnni::round_groups};
 
 }  // namespace vnx

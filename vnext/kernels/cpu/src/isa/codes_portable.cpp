@@ -1,8 +1,9 @@
 #define VNX_LEVEL codes_portable
 #include "linear/linear_codes.h"
+#include "linear/linear_rounded.h"
 
 namespace vnx {
 
-extern const CodesKernels portable_codes = {codes_portable::CODE_ROWS, codes_portable::round_rows, codes_portable::linear_codes};
+extern const CodesKernels portable_codes = {codes_portable::CODE_ROWS, codes_portable::round_rows, codes_portable::linear_codes, codes_portable::round_groups};
 
 }  // namespace vnx
