@@ -93,7 +93,7 @@ def test_a_core_is_asked_once_and_silent_when_it_does_not_answer(caplog: pytest.
     for _ in range(int(SILENT_S / INTERVAL_S)):
         found.look()
     assert f"has not answered for {SILENT_S + 2:.0f} s" in found.sentence
-    found.heard()
+    found.has_heard = True
     assert found.sentence == ""
     assert [found.look() for _ in range(3)] == [False, True, False]
     assert [message[:40] for message in caplog.messages] == [
@@ -104,5 +104,5 @@ def test_a_core_is_asked_once_and_silent_when_it_does_not_answer(caplog: pytest.
 def test_a_core_that_talks_is_never_asked() -> None:
     found = Silence()
     for _ in range(100):
-        found.heard()
+        found.has_heard = True
         assert not found.look() and found.sentence == ""

@@ -167,7 +167,9 @@ class Generation:
         """Add the answers to one prompt, and their requests. Without a `seed`, the engine core puts a key into each one's event."""
         call, context, params, prompt = self.call, self.call.context, self.call.params, self.prompts[place]
         usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
-        sampling = to_sampling(params, 0, len(prompt), context.bounds.model_length, usual, call.constraint)
+        first = len(self.choices)
+        own_seed = 0 if seed is None else answer_seed(seed, first)
+        sampling = to_sampling(params, own_seed, len(prompt), context.bounds.model_length, usual, call.constraint)
         if params.guidance_scale != 1.0:
             sampling = guided(sampling, params, prompt, call.negative)
         if call.retention:
@@ -176,12 +178,12 @@ class Generation:
         if banned or params.allowed_token_ids is not None:
             sampling = restricted(sampling, params, banned)
         packed = call.packed or pack_tokens(prompt)
-        for index in range(len(self.choices), len(self.choices) + params.n):
+        for index in range(first, first + params.n):
             name = f"{call.names}-{index}"
             watch = Stopwatch(context.metrics, call.started_s, len(prompt))
             self.of_name[name] = choice = Choice(index, place, Answer(context.tokenizer, prompt, params), watch)
             self.choices.append(choice)
-            own = sampling if seed is None else replace(sampling, seed=answer_seed(seed, index))
+            own = sampling if seed is None or index == first else replace(sampling, seed=answer_seed(seed, index))
             self._requests.append(request(name=name, prompt=packed, sampling=own))
 
     async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
@@ -191,8 +193,9 @@ class Generation:
         async with self._held():
             plain = Taker(self, reader, ids is not None and ids.by_token)
             taker: Taker | Replay[Choice] = Replay(plain, ids) if ids is not None and ids.lacking else plain
-            for requests in context.limiter.waves(self._requests):
-                with closing(context.client.submit_all(requests)) as stream:
+            wave = context.limiter.request_max
+            for start in range(0, len(self._requests), wave):
+                with closing(context.client.submit_all(self._requests[start : start + wave])) as stream:
                     while await stream.feed(taker):
                         await reader.room()
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil, exp
-from typing import TypeVar
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import Draining, Overloaded, RateLimited
-
-Entry = TypeVar("Entry")
 
 CLIENT_SHARE = 3 / 4
 REQUEST_SHARE = 1 / 16  # beginning 256 answers takes 20 ms of the event loop
@@ -180,7 +177,8 @@ class WaitingPrompts:
 
 class RequestLimiter:
     """Counts live answers, up to `count_max` in all and up to a share of it for one request or one client, and the prompt tokens
-    of answers that have not begun, up to `waiting_tokens_max` (0: no bound). `limits_of` gives a client's limits by its key."""
+    of answers that have not begun, up to `waiting_tokens_max` (0: no bound). `limits_of` gives a client's limits by its key. A
+    request with more answers than `request_max` has them in waves of so many."""
 
     def __init__(
         self,
@@ -216,11 +214,6 @@ class RequestLimiter:
     def waiting_tokens(self) -> int:
         """Prompt tokens of answers that have not begun; 0 where they have no bound."""
         return self._tokens.amount if self._tokens else 0
-
-    def waves(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-        """As many of a request's entries as may be in progress at a time, one wave after the other."""
-        for start in range(0, len(entries), self.request_max):
-            yield entries[start : start + self.request_max]
 
     def check_inputs(self, count: int, param: str) -> None:
         """Raise InvalidRequest for more entries of the field `param` than one request may have."""

@@ -88,10 +88,11 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
 
 async def _outputs(context: ServerContext, requests: Sequence[SubmitRequest]) -> AsyncIterator[RequestOutput]:
     """Raises as `_check` and the client do."""
-    for wave in context.limiter.waves(requests):
-        with closing(context.client.submit_all(wave)) as stream:
+    wave = context.limiter.request_max
+    for start in range(0, len(requests), wave):
+        with closing(context.client.submit_all(requests[start : start + wave])) as stream:
             async for output in stream:
-                _check(output, wave[0].adapter)
+                _check(output, requests[0].adapter)
                 yield output
 
 
