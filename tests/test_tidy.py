@@ -190,7 +190,7 @@ SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # Ratchets: today's figures, lowered by whoever lowers one, never raised. scripts/house.py counts and names the goals: 15
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
 ATTRIBUTES = {
-    "ModelRunner": 18, "Rerun": 18,
+    "ModelRunner": 18,
 }  # fmt: skip
 PARAMETERS = {
     "ModelRunner.__init__": 12, "load_params": 11, "Loader.__init__": 10,

@@ -124,13 +124,40 @@ def retrace(log: Recorded, started: EngineStarted) -> Ran:
     return course.ran()
 
 
+class Clients:
+    """What the requests of a run have got, by their ids in it. Mutable. `recorded_of`: their ids in the log; `stops`, by those:
+    after how many tokens a client ends its request."""
+
+    def __init__(self) -> None:
+        self.served: dict[int, Served] = {}
+        self.gaps = list[float]()
+        self.recorded_of: dict[int, int] = {}
+        self.stops: dict[int, int] = {}
+
+    def tell(self, id_: int, finished: bool, now_us: float) -> bool:
+        """A token comes. Returns whether the client ends the request behind it."""
+        served = self.served[id_]
+        if served.finished:
+            return False  # a token behind its stop string
+        if served.tokens:
+            gap = now_us - served.last_us
+            self.gaps.append(gap)
+            served.gap_us_max = max(served.gap_us_max, gap)
+        else:
+            served.first_us = now_us
+        served.last_us, served.tokens, served.finished = now_us, served.tokens + 1, finished
+        stop = self.stops.get(self.recorded_of[id_]) if self.stops else None
+        ends = stop is not None and not finished and served.tokens >= stop
+        served.finished |= ends
+        return ends
+
+
 class Rerun:
     """An engine on its clock. Mutable."""
 
     def __init__(self, log: Recorded, started: EngineStarted, step_time: StepTime, exact: bool) -> None:
         self._log, self._step_time, self._exact = log, step_time, exact
-        self._served: dict[int, Served] = {}
-        self._gaps: list[float] = []
+        self._clients = Clients()
         self._ends: deque[float] = deque()
         self._device_us = 0.0
         self._counts: Counter[str] = Counter()
@@ -144,11 +171,10 @@ class Rerun:
         self._loading = LoadClock(log.loads, exact)
         self.engine = Engine(state, (self._loading, Yields()), unchecked)
         self._before = state.counters
-        self._recorded_of: dict[int, int] = {id_: recorded for recorded, id_ in self._ids.items()}
-        self._served |= self._older()
+        self._clients.recorded_of |= {id_: recorded for recorded, id_ in self._ids.items()}
+        self._clients.served |= self._older()
         self._reported_at: dict[int, int] = {life.arrival.id: len(life.arrival.prompt) // 4 for life in log.lives}
         self._events: list[AnyEvent] = []
-        self._stops: dict[int, int] = {}
         self._outside = deque(self._timed())
         for scheduled in state.in_flight:
             self._device_us = step_time(scheduled, self._device_us, False)
@@ -178,7 +204,7 @@ class Rerun:
         timed = []
         for each in self._log.outside:
             if isinstance(each.event, RequestAborted) and each.event.reason == "stop" and not self._exact:
-                self._stops |= each.reported
+                self._clients.stops |= each.reported
             else:
                 timed.append((each.time_us, each.event))
         return timed
@@ -245,10 +271,11 @@ class Rerun:
                 if refusal(self.state.config, arrival) is not None:
                     self._counts["refused"] += 1
                     return
-                self._ids[event.id], self._recorded_of[arrival.id] = arrival.id, event.id
-                self._served[arrival.id] = Served(self._now_us)
+                self._ids[event.id], self._clients.recorded_of[arrival.id] = arrival.id, event.id
+                served = Served(now_us := self._now_us)
                 if count := len(generated_by(arrival)) // 4:  # an engine before this one gave it its first tokens
-                    self._served[arrival.id] = Served(self._now_us, self._now_us, self._now_us, tokens=count, is_older=True)
+                    served = Served(now_us, now_us, now_us, tokens=count, is_older=True)
+                self._clients.served[arrival.id] = served
                 self._fold(arrival)
             case RequestAborted():
                 ids = event.ids if self._exact else tuple(self._ids[id_] for id_ in event.ids if id_ in self._ids)
@@ -303,23 +330,8 @@ class Rerun:
         self._events += ready.events
         for _, outputs, _ in ready.news:
             for output in outputs:
-                self._tell(output.id, bool(output.finish))
-
-    def _tell(self, id_: int, finished: bool) -> None:
-        served, now_us = self._served[id_], self._now_us
-        if served.finished:
-            return  # a token behind its stop string
-        if served.tokens:
-            gap = now_us - served.last_us
-            self._gaps.append(gap)
-            served.gap_us_max = max(served.gap_us_max, gap)
-        else:
-            served.first_us = now_us
-        served.last_us, served.tokens, served.finished = now_us, served.tokens + 1, finished
-        stop = self._stops.get(self._recorded_of[id_]) if self._stops else None
-        if stop is not None and not finished and served.tokens >= stop:
-            served.finished = True
-            self._fold(RequestAborted(ids=(RequestId(id_),), reason="stop"))
+                if self._clients.tell(output.id, bool(output.finish), self._now_us):
+                    self._fold(RequestAborted(ids=(RequestId(output.id),), reason="stop"))
 
     def _result(self, scheduled: StepInFlight) -> StepCommitted:
         """The recorded token at each place; where none was recorded, a token that ends nothing. Drafts are as the log shows
@@ -343,7 +355,7 @@ class Rerun:
     def _sampled(self, ids: np.ndarray, ends: np.ndarray) -> list[int]:
         """As `_run`, for requests (int64[n]) without drafts: one token for each."""
         tokens, requests = list[int](), self.state.requests.mapping()
-        answers, recorded_of, reported_at = self._log.answers, self._recorded_of, self._reported_at
+        answers, recorded_of, reported_at = self._log.answers, self._clients.recorded_of, self._reported_at
         for id_, end in zip(ids.tolist(), ends.tolist()):
             request, recorded = requests.get(id_), recorded_of[id_]
             reported = answers.get(recorded, ())
@@ -353,7 +365,7 @@ class Rerun:
 
     def _run(self, id_: int, end: int, drafts: int) -> tuple[list[int], int]:
         """The tokens that a step samples of a request behind its first `end` tokens, and how many drafts it made there."""
-        request, recorded = self.state.requests.get(id_), self._recorded_of[id_]
+        request, recorded = self.state.requests.get(id_), self._clients.recorded_of[id_]
         reported, began = self._log.answers.get(recorded, ()), self._reported_at.get(recorded)
         place = end - (request.prompt_length if began is None else began) if request is not None else len(reported)
         made, kept = self._log.drafts.run(recorded, place, drafts)
@@ -371,7 +383,7 @@ class Rerun:
     def ran(self) -> Ran:
         counters, before = self.state.counters, self._before
         return Ran(
-            served=list(self._served.values()), gaps_us=np.array(self._gaps), end_us=self._now_us,
+            served=list(self._clients.served.values()), gaps_us=np.array(self._clients.gaps), end_us=self._now_us,
             preemptions=counters.preempted - before.preempted,
             hit_tokens=counters.prefix_hit_tokens - before.prefix_hit_tokens,
             queried_tokens=counters.prefix_queried_tokens - before.prefix_queried_tokens,
