@@ -25,6 +25,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.gpu_loading import LaterSteps, keep_adapters, step_maker
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
@@ -58,7 +59,8 @@ def started_with(runner: ModelRunner, **changes: Any) -> EngineStarted:
 def runner_of(
     path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu", max_lora_rank: int = 0, kv_cache_dtype: str = "auto"
 ) -> ModelRunner:
-    return ModelRunner(path, dtype, device, alone(), max_lora_rank=max_lora_rank, kv_cache_dtype=kv_cache_dtype)
+    settings = ModelSettings(dtype=dtype, max_lora_rank=max_lora_rank, kv_cache_dtype=kv_cache_dtype)
+    return ModelRunner(path, settings, device, alone())
 
 
 def device_rank(runner: ModelRunner, device: Device, variants: DeviceVariants, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:

@@ -189,11 +189,9 @@ FOLDER_FILES_MAX = 25
 SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # Ratchets: today's figures, lowered by whoever lowers one, never raised. scripts/house.py counts and names the goals: 15
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
-ATTRIBUTES = {
-    "ModelRunner": 18,
-}  # fmt: skip
+ATTRIBUTES: dict[str, int] = {}
 PARAMETERS = {
-    "ModelRunner.__init__": 12, "load_params": 11, "Loader.__init__": 10,
+    "load_params": 11, "Loader.__init__": 10,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
 ANYS_MAX = 966

@@ -22,6 +22,7 @@ from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading.weights import load_params
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1))]
@@ -137,7 +138,7 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
         save_case(saved / name, name)
     config = load_config(saved / name, False, CASES[name].asked_length)
     for parallel in (alone(), ONE_OF_TWO):
-        device, runner = TwinDevice(), ModelRunner(saved / name, "float32", "cpu", parallel, config=config)
+        device, runner = TwinDevice(), ModelRunner(saved / name, ModelSettings(dtype="float32"), "cpu", parallel, config=config)
         model, watch = runner.device_model(4, 16), Watch(device)
         pieces = PiecewiseGraphs(device, model, 4, plain.paged_attention)
         static = pieces._static(8, adapted=False)

@@ -13,6 +13,7 @@ from family_cases import VOCAB_SIZE, save_case
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
@@ -34,7 +35,7 @@ class Engine:
     """State, scheduler, persistent batch and model in one thread. Free pages without a name hold no number."""
 
     def __init__(self, path: Path, page_count: int, *, caching: bool, depth: int = 2) -> None:
-        self.runner = ModelRunner(path, "float32", "cpu", alone())
+        self.runner = ModelRunner(path, ModelSettings(dtype="float32"), "cpu", alone())
         windows = kv_groups(self.runner.config).windows
         config = SchedulerConfig(
             block_size=BLOCK_SIZE, page_count=page_count, max_num_batched_tokens=CHUNK, max_num_seqs=4, max_model_len=512,
@@ -112,7 +113,7 @@ def expected_tokens(oracle: torch.nn.Module) -> list[list[int]]:
 def test_tokens_over_many_windows(saved: Path, name: str) -> None:
     """In a cache in which the longest fits just alone, with and without the prefix cache."""
     expected = expected_tokens(save_case(saved / name, name))
-    windows = kv_groups(ModelRunner(saved / name, "float32", "cpu", alone()).config).windows
+    windows = kv_groups(ModelRunner(saved / name, ModelSettings(dtype="float32"), "cpu", alone()).config).windows
     assert any(windows) and max(windows) * 9 < max(LENGTHS) + TOKEN_COUNT
     for caching in (False, True):
         bounds = SchedulerConfig(

@@ -13,6 +13,7 @@ from vnext.kernels.table import Operations
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceVariants
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.state.events import RequestArrived
@@ -26,8 +27,8 @@ def answers(
     """Tokens of each request, and how often each form was run. `bounds` of the engine. `drafts_itself`: the model is its own
     draft model. `head`: the folder of a head that drafts, or of the model itself, whose own layer drafts."""
     variants = DeviceVariants(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes)
-    runner = ModelRunner(folder, dtype, "cpu", parallel, kv_cache_dtype=kv_cache_dtype)
-    runner.draft = ModelRunner(folder, dtype, "cpu", parallel) if drafts_itself else None
+    runner = ModelRunner(folder, ModelSettings(dtype=dtype, kv_cache_dtype=kv_cache_dtype), "cpu", parallel)
+    runner.draft = ModelRunner(folder, ModelSettings(dtype=dtype), "cpu", parallel) if drafts_itself else None
     if head is not None:
         runner = head_runner(folder, None if head == folder else head)
     rank = device_rank(runner, TwinDevice(), variants)

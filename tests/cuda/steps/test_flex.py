@@ -237,7 +237,7 @@ def test_it_serves_long_prompts_where_a_record_says_so(
     with pytest.raises(SettingsError, match="--attention is flex, but its results depend on the batch, and --deterministic is asked"):
         serves("flex")
     runner.invariance = Invariance(holds=False, why="")
-    runner.kv_cache_dtype = "fp8"
+    runner.settings = replace(runner.settings, kv_cache_dtype="fp8")
     with caplog.at_level(logging.INFO):
         assert not serves()
     assert "own kernel serves the attention of long prompts, and not flex: it does not read keys and values in 8 bits" in caplog.text

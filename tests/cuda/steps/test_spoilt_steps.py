@@ -19,6 +19,7 @@ from vnext.models.layers.sharding import alone
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.state.events import RequestArrived
@@ -41,7 +42,7 @@ def ended(kernels: Operations, folder: Path, shapes: Shapes, arrivals: list[Requ
     variants = DeviceVariants(
         operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes
     )
-    runner, found = ModelRunner(folder, "float32", "cpu", alone()), set()
+    runner, found = ModelRunner(folder, ModelSettings(dtype="float32"), "cpu", alone()), set()
     rank = device_rank(runner, TwinDevice(), variants)
     collect = rank.collect
 

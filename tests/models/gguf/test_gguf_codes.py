@@ -33,6 +33,7 @@ from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.stored import StoredPart
 from vnext.models.loading.update import check_update, open_update, tensors_digest
 from vnext.models.loading.weights import load_params
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
 TOKENS, BLOCKS = [(7 * index + 3) % 97 for index in range(90)], list(range(8))
@@ -99,7 +100,7 @@ def test_plain_torch_multiplies_by_the_same_codes(tmp_path: Path) -> None:
 
 
 def runner(path: Path, folder: Path | str = "", **given: Any) -> ModelRunner:
-    found = ModelRunner(path, "auto", "cpu", alone(), packed_weights_dir=str(folder), **given)
+    found = ModelRunner(path, ModelSettings(packed_weights_dir=str(folder), **given), "cpu", alone())
     found.close()
     return found
 

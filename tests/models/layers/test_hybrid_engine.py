@@ -23,6 +23,7 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.processes.launch import StartFailed
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.sched.schedule import schedule
@@ -42,8 +43,8 @@ class Engine:
     """State, scheduler, persistent batch and model in one thread."""
 
     def __init__(self, path: Path, draft: Path | None = None, **changes: object) -> None:
-        self.runner = ModelRunner(path, "float32", "cpu", alone())
-        self.runner.draft = draft and ModelRunner(draft, "float32", "cpu", alone())
+        self.runner = ModelRunner(path, ModelSettings(dtype="float32"), "cpu", alone())
+        self.runner.draft = draft and ModelRunner(draft, ModelSettings(dtype="float32"), "cpu", alone())
         windows = kv_groups(self.runner.config).windows
         bounds = dict(
             block_size=BLOCK_SIZE, page_count=400, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=2048,

@@ -35,6 +35,7 @@ from vnext.models.loading.kept import Kept
 from vnext.models.loading.quantise import Quantiser
 from vnext.models.loading.stored import StoredPart, StoredWeights
 from vnext.models.loading.weights import load_params
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
@@ -67,7 +68,7 @@ def test_it_has_the_bits_of_a_checkpoint_that_was_quantised_before(folder: Path,
 
 
 def test_weights_of_layers_stay_in_few_bits(folder: Path) -> None:
-    runner = ModelRunner(folder, "bfloat16", "cpu", load_model(folder).parallel, quantization="int4")
+    runner = ModelRunner(folder, ModelSettings(dtype="bfloat16", quantization="int4"), "cpu", load_model(folder).parallel)
     down = runner.weights.params.layers[0].mlp.down.weight
     assert runner.quantization == "int4" and down.linear.buffer.nbytes * 8 < 6 * 128 * 256
 

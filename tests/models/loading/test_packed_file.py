@@ -32,6 +32,7 @@ from vnext.models.loading.kept import arrays_of
 from vnext.models.loading.packed_file import ALIGNMENT
 from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import load_params
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
 pytestmark = needs_native
@@ -52,9 +53,8 @@ def model(tmp_path: Path) -> Path:
 def loaded(model: Path, folder: Path | str, parallel: Parallel | None = None, numbers: str = "bfloat16", **given: Any) -> ModelRunner:
     """A rank whose file is written by now, if it writes one."""
     dtype, quantization = NUMBERS[numbers]
-    runner = ModelRunner(
-        model, dtype, "cpu", parallel or alone(), None, quantization, config=load_config(model), packed_weights_dir=str(folder), **given
-    )
+    settings = ModelSettings(dtype=dtype, quantization=quantization, packed_weights_dir=str(folder), **given)
+    runner = ModelRunner(model, settings, "cpu", parallel or alone(), config=load_config(model))
     runner.close()
     return runner
 
@@ -336,7 +336,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(model: Path, tmp_path: Pat
 
 
 def test_numbers_that_the_kernels_lack_are_one_sentence(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    runner = ModelRunner(model, "float16", "cpu", alone(), packed_weights_dir=str(tmp_path / "packed"))
+    runner = ModelRunner(model, ModelSettings(dtype="float16", packed_weights_dir=str(tmp_path / "packed")), "cpu", alone())
     assert runner.weights.packed_file is None and files(tmp_path / "packed") == []
     assert "--packed-weights-dir is ignored" in caplog.text and len(caplog.records) == 1
 
@@ -385,7 +385,7 @@ def test_an_update_while_the_file_is_written_leaves_none(model: Path, tmp_path: 
     monkeypatch.setattr(packed_file, "_pieces", slow)
     monkeypatch.setattr(packed_file, "PIECE_BYTES", 4096)
     monkeypatch.setattr(packed_file, "WRITE_AFTER_S", 0.0)
-    runner = ModelRunner(model, "bfloat16", "cpu", alone(), packed_weights_dir=str(folder))
+    runner = ModelRunner(model, ModelSettings(dtype="bfloat16", packed_weights_dir=str(folder)), "cpu", alone())
     assert began.wait(60)
     updating = threading.Thread(target=runner.refill, args=(open_update(update),))
     before = weights(runner)

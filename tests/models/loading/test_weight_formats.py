@@ -18,6 +18,7 @@ from vnext.kernels import format as table
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.unread import unread
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
 TOKENS = [index % 61 for index in range(7, 57)]
@@ -96,7 +97,7 @@ def test_nothing_of_it_is_unread(pair: tuple[Path, Path], monkeypatch: pytest.Mo
 
 
 def test_a_rank_on_a_cpu_packs_it(pair: tuple[Path, Path]) -> None:
-    runners = [ModelRunner(path, "bfloat16", "cpu", load_model(path).parallel) for path in pair]
+    runners = [ModelRunner(path, ModelSettings(dtype="bfloat16"), "cpu", load_model(path).parallel) for path in pair]
     toy, floats = (runner.weights.params.layers[0].mlp.down.weight.linear.buffer for runner in runners)
     assert toy.tobytes() == floats.tobytes()
 

@@ -49,6 +49,7 @@ from pathlib import Path
 import msgspec
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.transport.collectives.group import join_group, leave_group
+from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank import serving
 from vnext.runtime.rank.steps import HostSteps
@@ -59,7 +60,7 @@ from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 
 path, dtype, asked, by_torch, rank, world_size, meeting = sys.argv[1:]
-runner = ModelRunner(Path(path), dtype, "cpu", join_group(int(rank), int(world_size), Path(meeting)))
+runner = ModelRunner(Path(path), ModelSettings(dtype=dtype), "cpu", join_group(int(rank), int(world_size), Path(meeting)))
 if by_torch:
     runner.run = runner.run_by_parts
 windows = kv_groups(runner.config).windows

@@ -286,18 +286,30 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.rows_max * (1 + self.drafts_max), max(self.tokens_max, self.rows_max))
 
 
-class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank keeps and computes a model, by the options of these names. `max_lora_rank` 0 means no adapters;
+    `packed_weights_dir` is the folder of packed weights, "" for none."""
+
+    dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    deterministic: bool | None = None
+    max_lora_rank: int = 0
+    packed_weights_dir: str = ""
+
+
+class RankSettings(ModelSettings, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
-    `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
+    `draft_path`: the folder of the draft model or head, "" for none;
     `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
     `link_key`: what stages on two hosts prove to each other.
-    `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
+    `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the
     place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
     `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each. `enable_expert_load`: it is
     measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where clients put images, `inputs_dir`
@@ -310,9 +322,6 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     results_address: str
     rendezvous: str
     model_path: str
-    dtype: str
-    quantization: str
-    deterministic: bool | None
     device: str
     threads: int
     block_size: int
@@ -323,11 +332,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     ipc_bytes_max: int = 2 * 2**20
     speculates: bool = False
     measures_draft_costs: bool = False
-    max_lora_rank: int = 0
     draft_path: str = ""
     isa: Isa = "auto"
     draft_method: str = ""
-    kv_cache_dtype: KvCacheDtype = "auto"
     returns_routed_experts: bool = False
     prefix_caching: bool = True
     numa: str = "auto"
@@ -335,7 +342,6 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     stack_file: str = ""
     kv_disk_dir: str = ""
     kv_disk_max_age_s: float = 0.0
-    packed_weights_dir: str = ""
     follows: bool = False
     pipeline_parallel_size: int = 1
     replica: int = 0

@@ -144,7 +144,7 @@ def why_not_attention(backend: AttentionBackend, runner: ModelRunner) -> str:
         return "its results depend on the batch, and --deterministic is asked for"
     if config.form.has_sinks:
         return "it does not know sinks"
-    if runner.kv_cache_dtype != "auto" and not backend.reads_int8:
+    if runner.settings.kv_cache_dtype != "auto" and not backend.reads_int8:
         return "it does not read keys and values in 8 bits"
     if backend.name != "flex" or not torch.cuda.is_available():
         return ""

@@ -33,10 +33,8 @@ def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner
     config = load_config(path)
     if reason := why_no_draft_model(path, config, target.path, target.config, settings.max_model_len):
         raise SettingsError(f"speculative_config names the draft model {path}, {reason}")
-    runner = ModelRunner(
-        path, settings.dtype, target.device, alone(), None, settings.quantization, settings.deterministic, config,
-        packed_weights_dir=settings.packed_weights_dir,
-    )  # fmt: skip
+    own = replace(settings, max_lora_rank=0, kv_cache_dtype="auto")
+    runner = ModelRunner(path, own, target.device, alone(), config=config)
     require_same_drafts(settings, runner)
     return runner
 

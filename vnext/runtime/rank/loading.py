@@ -198,7 +198,7 @@ def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dic
     return gpu_identity(settings, runner) | ({"form": runner.inputs.form} if runner.inputs else {}) | {
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
-        "kv_cache_dtype": runner.kv_cache_dtype, "dtype": runner.dtype, "quantization": runner.quantization,
+        "kv_cache_dtype": runner.settings.kv_cache_dtype, "dtype": runner.dtype, "quantization": runner.quantization,
         "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
 
@@ -285,10 +285,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     for sentence in (unread(path), native.why_incomplete() if str(device) == "cpu" else ""):
         if settings.rank == 0 and sentence:
             log.warning("%s", sentence)
-    runner = ModelRunner(
-        path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
-        settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,
-    )  # fmt: skip
+    runner = ModelRunner(path, settings, device, parallel, progress, config)
     if settings.sampler:
         runner.sampler = load_sampler(settings.sampler, config.vocab_size)
     return runner
@@ -368,8 +365,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers = {"dtype": runner.dtype, "quantization": runner.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.pipeline_parallel_size > 1:
         numbers["stages"] = str(settings.pipeline_parallel_size)
-    if runner.kv_cache_dtype != "auto":
-        numbers["kv_cache_dtype"] = runner.kv_cache_dtype
+    if runner.settings.kv_cache_dtype != "auto":
+        numbers["kv_cache_dtype"] = runner.settings.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
     found, has_head = runner.config.pooling, runner.weights.kept.has_head and runner.config.encoder is None

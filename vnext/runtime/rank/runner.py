@@ -35,7 +35,7 @@ from vnext.models.registry import family
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
-from vnext.runtime.protocol.settings import SettingsError
+from vnext.runtime.protocol.settings import ModelSettings, SettingsError
 from vnext.runtime.rank.host_cache import HostCache, StatePools
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs
@@ -126,29 +126,22 @@ class ModelRunner:
     def __init__(
         self,
         path: Path,
-        dtype: str,
+        settings: ModelSettings,
         device: torch.device | str,
         parallel: Parallel,
         progress: Progress | None = None,
-        quantization: str = "none",
-        deterministic: bool | None = None,
         config: ModelConfig | None = None,
-        max_lora_rank: int = 0,
-        kv_cache_dtype: str = "auto",
-        packed_weights_dir: str = "",
     ) -> None:
-        """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters; `packed_weights_dir` "" means no packed file.
-        Raises ModelError, and SettingsError where `deterministic` is impossible."""
+        """`config` defaults to the folder's own. Raises ModelError, and SettingsError where `deterministic` is impossible."""
         self.weights = Weights(path)
         self.config = config or load_config(path)
         self.device = str(device)
-        self.dtype, self._quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
-        self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
-        self.kv_cache_dtype = kv_cache_dtype
-        self.invariance = self._invariance(deterministic, self._quantization)
+        dtype, quantization = choose_numbers(settings.dtype, self.config, settings.quantization, self.device_type)
+        self.settings = replace(settings, dtype=dtype, quantization=quantization)
+        self.invariance = self._invariance()
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
-        self._load(progress, packed_weights_dir)
-        self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
+        self._load(progress)
+        self.adapters = self.adapter_slots(settings.max_lora_rank) if settings.max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self.cache = HostCache(())
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
@@ -169,15 +162,26 @@ class ModelRunner:
         return self.device.partition(":")[0]
 
     @property
+    def dtype(self) -> str:
+        """That of activations."""
+        return self.settings.dtype
+
+    @property
+    def _dtype(self) -> np.dtype | torch.dtype:
+        """Of numpy where the CPU kernels compute, else of torch."""
+        return host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
+
+    @property
     def _is_host(self) -> bool:
         """Whether the CPU kernels compute."""
-        return self.device_type == "cpu" and serves(self.dtype, weight_formats(self._quantization).products)
+        return self.device_type == "cpu" and serves(self.dtype, weight_formats(self.settings.quantization).products)
 
     @property
     def _kv_dtype(self) -> Any:
-        return cache_dtype(self.kv_cache_dtype, self._dtype)
+        return cache_dtype(self.settings.kv_cache_dtype, self._dtype)
 
-    def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
+    def _invariance(self) -> Invariance:
+        asked, quantization = self.settings.deterministic, self.settings.quantization
         if self.device_type != "cpu":
             return gpu_invariance(asked, quantization)
         compiled = serves_all(self.config.head_dim_max, weight_formats(quantization).products)
@@ -187,14 +191,15 @@ class ModelRunner:
     @property
     def quantization(self) -> str:
         """How the weights are kept: a value of --quantization, "codes" where some are."""
-        return NO_FORMAT if self._quantization == CODES and not self.weights.kept.codes else self._quantization
+        chosen = self.settings.quantization
+        return NO_FORMAT if chosen == CODES and not self.weights.kept.codes else chosen
 
     @property
     def _formats(self) -> WeightFormats:
-        return weight_formats(self._quantization, self.invariance.form)
+        return weight_formats(self.settings.quantization, self.invariance.form)
 
-    def _load(self, progress: Progress | None, folder: str) -> None:
-        weights, file = self.weights, self._packed_file(folder)
+    def _load(self, progress: Progress | None) -> None:
+        weights, file = self.weights, self._packed_file()
         weights.params = load_params(
             self.path, self.config, self.parallel, self._dtype, self.device, progress, self._formats, weights.targets,
             kept=weights.kept, packed_file=file,
@@ -203,16 +208,16 @@ class ModelRunner:
         if file is not None:
             file.write_soon()
 
-    def _packed_file(self, folder: str) -> PackedFile | None:
+    def _packed_file(self) -> PackedFile | None:
         """This rank's file of packed weights; None without a folder, or where the CPU kernels do not compute. Raises ModelError."""
-        if not folder:
+        if not (folder := self.settings.packed_weights_dir):
             return None
         if not self._is_host:
             log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
             return None
         rank, stage = f"{self.parallel.rank} of {self.parallel.world_size}", str(self.config.stage)
-        is_float = self._quantization == CODES and not is_quantised(self.path)
-        kept = NO_FORMAT if is_float else self._quantization  # with codes or without, floats are the same
+        is_float = self.settings.quantization == CODES and not is_quantised(self.path)
+        kept = NO_FORMAT if is_float else self.settings.quantization  # with codes or without, floats are the same
         kinds = {"quantization": kept, "form": self.invariance.form}
         numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
         return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)

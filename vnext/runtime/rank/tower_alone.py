@@ -37,11 +37,10 @@ class TowerRunner(ModelRunner):
         path = Path(settings.model_path)
         config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
         alone = replace(config, windows=(), recurrent=None, experts=None, cache_layers=(), still_layers=(), whole_heads=None)
-        numbers = settings.quantization, settings.deterministic
-        super().__init__(path, settings.dtype, "cpu", parallel, None, *numbers, config=alone)
+        super().__init__(path, replace(settings, max_lora_rank=0, kv_cache_dtype="auto"), "cpu", parallel, config=alone)
         self.__dict__["parts"] = cast(ByParts, Parts())
 
-    def _load(self, progress: Progress | None, folder: str) -> None:
+    def _load(self, progress: Progress | None) -> None:
         """There are no weights but the tower's."""
 
     def measure_splits(self, known: Path) -> None:
