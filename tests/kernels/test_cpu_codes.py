@@ -16,6 +16,7 @@ from vnext.kernels.cpu.linear import CONTAINERS
 from vnext.kernels.cpu.native import Level
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.formats.rounded import Rounded
+from vnext.kernels.formats.rounding import SHARES
 from vnext.kernels.shards import joined
 
 pytestmark = needs_native
@@ -186,8 +187,14 @@ def test_what_has_no_place_in_panels_is_refused() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_floats_are_rounded_as_the_plain_form_does(bits: int, level: Level) -> None:
-    """Groups of ordinary numbers, of few large ones, of zeros, of one size, and of the least and the largest sizes."""
-    weight = np.random.default_rng(5).standard_normal((301, 320)).astype(np.float32) ** 3
+    """Groups of ordinary numbers, of few large ones, of zeros, of one size, and of the least and the largest sizes; and of three
+    sizes beside a larger one, for which each share of its scale but the last is the best somewhere."""
+    random = np.random.default_rng(5)
+    weight = random.standard_normal((301, 320)).astype(np.float32) ** 3
+    sizes = np.take_along_axis(random.integers(0, 8, (2000, 3)), random.integers(0, 3, (2000, 32)), 1)
+    some = sizes * random.choice((-1, 1), (2000, 32)) * np.resize(SHARES, (2000, 1)) / 7
+    some[:, 0] = 1
+    weight[100:300] = some.reshape(200, 320)
     weight[3], weight[5, 32:64], weight[9, :32] = 0, 2.5, np.arange(32) == 7
     for row, size in enumerate((1e-44, 1e-38, 1e-21, 1e17, 1e30, 1e37)):
         weight[20 + row] *= size / np.abs(weight[20 + row]).max()
