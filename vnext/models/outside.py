@@ -71,9 +71,9 @@ def from_package(architecture: str) -> ModuleType | None:
 NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
-            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon
+            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL DiffLlama Doge Exaone Falcon
             GPTBigCode GPTJ GPTNeo GPTNeoXJapanese HrmText InternLM InternLM2 Jais
-            Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
+            MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint

@@ -1,6 +1,7 @@
-"""Arcee, Apertus and Nemotron: MLPs without a gate, with a square or xIELU.
+"""Arcee, Apertus, Nemotron and Jais 2: MLPs without a gate, with a square or xIELU.
 
-Apertus also norms each query and key head. Nemotron has layer norms that multiply by 1 + weight, and half of each head turns.
+Apertus also norms each query and key head. Nemotron has layer norms that multiply by 1 + weight, and half of each head turns. Jais
+2 has plain ones.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from msgspec.structs import replace
 
 from vnext.models.config.json_keys import Json, number
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
-from vnext.models.layers.assembly import Source, own_attention, plain_mlp, rms_norm, shifted_layer_norm
+from vnext.models.layers.assembly import Source, layer_norm, own_attention, plain_mlp, rms_norm, shifted_layer_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import PlainMlp
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-APERTUS, NEMOTRON = "ApertusForCausalLM", "NemotronForCausalLM"
+APERTUS, NEMOTRON, JAIS = "ApertusForCausalLM", "NemotronForCausalLM", "Jais2ForCausalLM"
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
@@ -40,8 +41,15 @@ DEFAULTS = MappingProxyType(
         NEMOTRON: {
             "hidden_act": "relu2", "norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.5,
         },
+        JAIS: {
+            "hidden_act": "relu2", "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "attention_bias": True,
+            "mlp_bias": True,
+        },
     }
 )  # fmt: skip
+
+NORM_EPS = MappingProxyType({NEMOTRON: "norm_eps", JAIS: "layer_norm_eps"})
+NORMS = MappingProxyType({NEMOTRON: shifted_layer_norm, JAIS: layer_norm})
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -50,8 +58,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         raw = {"rope_parameters": None} | raw
     raw = DEFAULTS[architecture] | raw
     is_partial = architecture == NEMOTRON
-    if is_partial:
-        raw = raw | {"rms_norm_eps": number(raw, "norm_eps")}
+    if key := NORM_EPS.get(architecture):
+        raw = raw | {"rms_norm_eps": number(raw, key)}
     found = common_config(
         raw,
         generation,
@@ -78,5 +86,5 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         config,
         lambda prefix, index: (own_attention(source, config, prefix, head_norms=is_apertus), widening(prefix)),
         names,
-        shifted_layer_norm if config.architecture == NEMOTRON else rms_norm,
+        NORMS.get(config.architecture, rms_norm),
     )

@@ -1,8 +1,8 @@
-"""Gemma 1 to 3: scaled embeddings; Gemma 2 has norms on both sides, soft caps, windows in every other layer.
+"""Gemma 1 to 3, VaultGemma: scaled embeddings; Gemma 2 has norms on both sides, soft caps, windows in every other layer.
 
 A norm multiplies by 1 + weight, in float32 before rounding: the sum is made once at load and kept in float32. Gemma 3 has norms
 over heads and no soft caps; five layers of six have a window and a rope of their own. EmbeddingGemma sees to both sides and writes
-nothing.
+nothing. VaultGemma is Gemma 2 without norms behind attention and MLP.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ BOTH_SIDES = Names(
     mlp_norm="pre_feedforward_layernorm",
     after_mlp_norm="post_feedforward_layernorm",
 )
-FIRST, THIRD = "GemmaForCausalLM", "Gemma3"
-"""The second is how architectures of Gemma 3 begin."""
+BEFORE = Names(mlp_norm="pre_feedforward_layernorm")
+FIRST, VAULT, THIRD = "GemmaForCausalLM", "VaultGemmaForCausalLM", "Gemma3"
+"""The last is how architectures of Gemma 3 begin."""
 FIRST_DEFAULTS = MappingProxyType(
     {
         "num_attention_heads": 16,
@@ -125,7 +126,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
         return plain._replace(q_norm=query, k_norm=key)
 
-    names = Names() if config.architecture == FIRST else BOTH_SIDES
+    names = {FIRST: Names(), VAULT: BEFORE}.get(config.architecture, BOTH_SIDES)
     names = names._replace(root=root, head=next((name for name in HEADS if name in source), HEADS[0]))
     found = assemble_decoder(
         source, config, lambda prefix, index: (mixing(prefix), gated_mlp(source, prefix)), names, shifted_norm

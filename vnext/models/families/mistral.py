@@ -1,6 +1,6 @@
-"""Mistral, Ministral, Magistral, Devstral: windows; queries of Ministral 3 grow by position.
+"""Mistral, Ministral, Magistral, Devstral, CWM: windows; queries of Ministral 3 grow by position.
 
-Each layer has a sliding window, or those that layer_types names.
+Each layer has a sliding window, or those that layer_types names; of CWM three of four.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ MINISTRAL3 = MappingProxyType(
         },
     }
 )  # fmt: skip
+CWM_NAME = "CwmForCausalLM"
+CWM = MappingProxyType(
+    {
+        "sliding_window": 8192,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        },
+    }
+)  # fmt: skip
 ROOTS = ("model.", "model.language_model.", "language_model.model.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
@@ -41,9 +55,14 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         raw = text_part(raw)
         kinds.add(raw.get("model_type"))
     is_third = bool(kinds & {"ministral3", "Ministral3ForCausalLM"})
-    raw = (MINISTRAL3 if is_third else DEFAULTS) | raw
-    usual = "full_attention" if raw["sliding_window"] is None else "sliding_attention"
-    windows = layer_windows(raw, [usual] * positive(raw, "num_hidden_layers"))
+    is_cwm = raw["architectures"][0] == CWM_NAME
+    if is_cwm and raw.get("rope_scaling"):
+        raw = {"rope_parameters": None} | raw
+    raw = (MINISTRAL3 if is_third else CWM if is_cwm else DEFAULTS) | raw
+    usual = ["full_attention" if raw["sliding_window"] is None else "sliding_attention"] * positive(raw, "num_hidden_layers")
+    if is_cwm:
+        usual[::4] = ["full_attention"] * len(usual[::4])
+    windows = layer_windows(raw, usual)
     return common_config(raw, generation, windows=windows, form=DecoderForm(query_growth=growth(raw)))
 
 
