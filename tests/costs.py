@@ -56,7 +56,7 @@ FILES_S: dict[str, float] = {
     "tests/runtime/transport/test_shared_group.py": 15, "tests/sched/test_policies.py": 20,
     "tests/sched/test_turn.py": 10, "tests/server/batches/test_batches.py": 10,
     "tests/server/context/test_api_keys.py": 15, "tests/server/responses/test_responses.py": 15,
-    "tests/server/views/test_scoring.py": 10, "tests/sim/planted/test_planted.py": 25,
+    "tests/server/views/test_scoring.py": 10, "tests/sim/planted/test_planted.py": 15,
     "tests/sim/planted/test_planted_compiled.py": 10, "tests/sim/planted/test_shrink.py": 15,
     "tests/sim/test_faults.py": 15, "tests/sim/test_simulator.py": 15, "tests/sim/test_walk.py": 20,
     "tests/stages/test_stage_processes.py": 15, "tests/state/store/test_columns.py": 15,
