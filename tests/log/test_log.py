@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vnext.log import codec, log_bytes, log_plain
-from vnext.log.codec import Frame, LogEnd, RankDigest, SegmentStart
+from vnext.log.codec import Frame, LogEnd, RankDigest, SegmentStart, describe, schema_digest
 from vnext.log.reading import read
-from vnext.log.schema import describe, schema_digest
 from vnext.log.timestamps import TimestampEncoder
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (

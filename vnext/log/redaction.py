@@ -22,8 +22,7 @@ from vnext.log.codec import SteadyPair, pseudonym_base
 from vnext.log.open_blocks_plain import Samples
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
-from vnext.log.stored_clients import renumbered
-from vnext.log.stored_pages import StoredStates
+from vnext.log.stored_pages import StoredStates, renumbered
 from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
     AnyEvent,

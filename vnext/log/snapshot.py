@@ -13,15 +13,17 @@ import numpy as np
 
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX
-from vnext.log.stored_clients import StoredClients, clients_of, stored_clients
 from vnext.log.stored_pages import (
+    StoredClients,
     StoredPins,
     StoredStates,
+    clients_of,
     copies_of,
     indexed_blocks,
     pages_of,
     pins_of,
     recurrent_of,
+    stored_clients,
     stored_pins,
     stored_queue,
     stored_states,

@@ -25,8 +25,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.text.dialects import generic
-from vnext.text.dialects.table import dialect_of, shows_tools
+from vnext.text.dialects.table import GENERIC, dialect_of, shows_tools, with_tools
 from vnext.text.reasoning import Marks, marks_of
 from vnext.text.turns import Turns, arranged, turns_of
 
@@ -60,7 +59,7 @@ class JsonObject(dict[str, Any]):
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `dialect`: how it makes the model
     write tool calls, found from it and the tokenizer's added tokens; without `shows_tools` the template knows none, and
-    `generic.with_tools` puts them into the messages, the system's if it `knows_system`; `marks`: those around the model's
+    `with_tools` puts them into the messages, the system's if it `knows_system`; `marks`: those around the model's
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
@@ -81,7 +80,7 @@ class ChatTemplate:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
         found = dialect_of(source, added_tokens, tool_parser)
-        self.shows_tools, self.dialect = shows_tools(source), found or generic.DIALECT
+        self.shows_tools, self.dialect = shows_tools(source), found or GENERIC
         self.knows_system = "system" in source
         self.media: Mapping[str, str] = {}
         self._takes_parts = False
@@ -119,7 +118,7 @@ class ChatTemplate:
     def with_words(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[dict[str, Any]]:
         """The messages, in which tools and calls are words where the template knows none."""
         own = [dict(message) for message in messages]
-        return own if self.shows_tools else generic.with_tools(own, tools, self.knows_system)
+        return own if self.shows_tools else with_tools(own, tools, self.knows_system)
 
     def for_tools(self, tools: Any) -> ChatTemplate:
         """The template of a request with these tools, or with none."""

@@ -31,5 +31,5 @@ CLIENT_BUGS = [
     bug("who was alone waits for nothing", "state.store.clients", "queue=tuple(entry.id for entry in state.waiting))", "queue=())", "F3"),
     bug("who was alone had what it was never charged", "state.store.clients", "Client(charged=0, rows=len", "Client(charged=9, rows=len", "F2"),
     bug("who came last is alone", "state.store.clients", "if len(state.requests) == 0 and not", "if len(state.requests) <= 1 and not", "F3"),
-    bug("a snapshot forgets what clients had", "log.stored_clients", "charged |= {(priority, number): tokens for priority, number, tokens in stored.live}", "", "X2", "Y1"),
+    bug("a snapshot forgets what clients had", "log.stored_pages", "charged |= {(priority, number): tokens for priority, number, tokens in stored.live}", "", "X2", "Y1"),
 ]  # fmt: skip

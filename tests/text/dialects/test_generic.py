@@ -8,7 +8,7 @@ import pytest
 
 from vnext.server.context.conversation import prompt_text
 from vnext.server.context.openai_types import ChatBody, ChatMessage, FunctionCall, ToolCall
-from vnext.text.dialects.generic import DIALECT
+from vnext.text.dialects.table import GENERIC
 from vnext.text.parts import CallArguments, CallBegun
 from vnext.text.template import ChatTemplate
 
@@ -46,7 +46,7 @@ def test_the_tools_stand_before_what_is_asked(source: str, messages: list[ChatMe
 def test_earlier_calls_are_what_the_model_wrote_and_results_are_a_user_s() -> None:
     text = prompt(PLAIN, TURNS, None)
     assert text == f"[assistant]I look.\n{WRITTEN}\n{WRITTEN}[user]<tool_response>\nwet\n</tool_response>"
-    parser = DIALECT.parser(TOOLS)
+    parser = GENERIC.parser(TOOLS)
     parts = parser.push(f"I look.\n{WRITTEN}") + parser.finish()
     assert [part.name for part in parts if isinstance(part, CallBegun)] == ["rain"]
     assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"in":  "Köln"}'

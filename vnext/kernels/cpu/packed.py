@@ -75,11 +75,9 @@ def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str,
     return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, shards=shards), shape)
 
 
-def packed_codes(
-    codes: Codes | tuple[Codes, ...], dtype: Any, gate: str = "", shards: int = 1, arena: Arena | None = None
-) -> Packed:
+def packed_codes(codes: Codes | tuple[Codes, ...], dtype: Any, gate: str = "", shards: int = 1) -> Packed:
     """A weight of few bits, or its parts one below the other, for activations of `dtype`; see linear.pack_codes."""
-    found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=arena or _arena)
+    found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=_arena)
     return Packed(found, (found.outputs, found.inputs))
 
 

@@ -34,10 +34,9 @@ def sigmoid_experts(raw: Json, dense_layers: tuple[int, ...] = ()) -> Experts:
     )
 
 
-def first_layers(raw: Json, key: str, usual: int = 0) -> tuple[int, ...]:
+def first_layers(raw: Json, key: str) -> tuple[int, ...]:
     """The layers with a plain MLP where a key counts the first ones, which may be 0. Raises ModelError."""
-    count = raw.get(key, usual)
-    return tuple(range(positive(raw, key) if count else 0))
+    return tuple(range(positive(raw, key) if raw.get(key) else 0))
 
 
 def dense_kinds(raw: Json, first: int) -> tuple[int, ...]:

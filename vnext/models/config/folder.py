@@ -25,7 +25,7 @@ CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 DUMMY_NAME = "vnext_dummy_weights.json"
-"""A folder with this file has no weights: they are drawn at random (loading/dummy.py)."""
+"""A folder with this file has no weights: they are drawn at random (loading/checkpoint.py)."""
 OVERRIDDEN = "vnext_overridden"
 """Member of a generation_config.json: the names of its members that the user gave, which no other file adds to."""
 DTYPES = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})

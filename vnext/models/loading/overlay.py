@@ -31,7 +31,7 @@ TOKENIZER_NAMES = (
 )  # fmt: skip
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 DUMMY_GENERATOR = 1
-"""Of the numbers of dummy weights (dummy.py): it changes when they do."""
+"""Of the numbers of dummy weights (checkpoint.py): it changes when they do."""
 _HELD: dict[Path, int] = {}
 """An open descriptor of each folder that this process holds."""
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")

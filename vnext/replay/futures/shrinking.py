@@ -53,7 +53,7 @@ class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shrink_log(
-    log: Log, law: str = "", predicate: Predicate | None = None, folded_max: int = FOLDED_MAX, own_policy: bool = False
+    log: Log, law: str = "", predicate: Predicate | None = None, own_policy: bool = False
 ) -> tuple[Shrunk, tuple[AnyEvent, ...]]:
     """The smallest failing events of a log, with their description. Raises UnusableLog if it breaks another law than
     `law`."""
@@ -69,7 +69,7 @@ def shrink_log(
     if law and found.kind != law:
         raise UnusableLog(f"the log does not break {law} first, but fails with {found.message} at event {found.length - 1}")
     failure = failing(predicate) if predicate is not None else failing_like(found.kind, toy)
-    small = shrink(events[: found.length], failure, voice_of(events[: found.length], toy), folded_max)
+    small = shrink(events[: found.length], failure, voice_of(events[: found.length], toy), FOLDED_MAX)
     shrunk = Shrunk(
         kind=found.kind,
         message=found.message,

@@ -18,10 +18,9 @@ import msgspec
 
 from vnext.base.version import __version__
 from vnext.log import codec
-from vnext.log.codec import INDEX_SUFFIX as CACHE_SUFFIX, LogEnd
+from vnext.log.codec import INDEX_SUFFIX as CACHE_SUFFIX, LogEnd, schema_digest
 from vnext.log.log_bytes import impl
 from vnext.log.log_plain import RECORD_HEAD
-from vnext.log.schema import schema_digest
 from vnext.replay.reading.step_counts import StepCounts
 from vnext.state.digest import DIGEST_VERSION
 

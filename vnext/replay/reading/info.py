@@ -10,9 +10,8 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from vnext.log.codec import Frame, LogEnd, SegmentHeader
+from vnext.log.codec import Frame, LogEnd, SegmentHeader, schema_digest
 from vnext.log.reading import Skim
-from vnext.log.schema import schema_digest
 from vnext.replay.reading.source import Log
 from vnext.state.events import (
     EngineRecovered,

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.log import codec, snapshot as snapshots
-from vnext.log.codec import Frame, SegmentHeader
-from vnext.log.schema import schema_digest
+from vnext.log.codec import Frame, SegmentHeader, schema_digest
 from vnext.log.snapshot import Snapshot, snapshot
 from vnext.replay.reading.folding import Broken, FrameFolded, fold_items
 from vnext.replay.reading.index import Index

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.proc import why_halted
-from vnext.runtime.processes.stacks import stacks_of
-from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed, check_alive, terminate_all
+from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed, check_alive, stacks_of, terminate_all
 from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.transport.ring.results import ResultsReceiver

@@ -9,6 +9,7 @@ Parent side: start_child, Child, check_alive, terminate_all. Child side: enter_c
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import struct
@@ -255,19 +256,19 @@ def receive_config() -> bytes:
     return _read_exactly(size_bytes)
 
 
-def exit_when_parent_dies(exit_code: int = PARENT_DIED_EXIT_CODE, last_act: Callable[[], None] = lambda: None) -> None:
+def exit_when_parent_dies(last_act: Callable[[], None] = lambda: None) -> None:
     """From now on, when the parent is gone, end this process at once, without clean-up except `last_act`. Call it after
     receive_config."""
-    threading.Thread(target=_watch_lifeline, args=(exit_code, last_act), name="parent lifeline", daemon=True).start()
+    threading.Thread(target=_watch_lifeline, args=(last_act,), name="parent lifeline", daemon=True).start()
 
 
-def _watch_lifeline(exit_code: int, last_act: Callable[[], None]) -> None:
+def _watch_lifeline(last_act: Callable[[], None]) -> None:
     while os.read(_STDIN, 4096):  # not sys.stdin: its lock would block the interpreter's orderly end
         pass
     try:
         last_act()
     finally:
-        os._exit(exit_code)
+        os._exit(PARENT_DIED_EXIT_CODE)
 
 
 def _read_exactly(size_bytes: int) -> bytes:
@@ -293,3 +294,36 @@ def _open_exit_fd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux, or a sandbox without the call
         return None
+
+
+# ---- stacks ------------------------------------------------------------------------------------------------------
+# A process that hangs writes its stacks itself when a signal asks for them, whatever its threads are doing. Python's faulthandler
+# writes from the signal's handler, so a loop inside compiled code hides nothing. A process that is stopped, or held inside the
+# kernel, cannot write.
+
+ASK = signal.SIGUSR1
+WAIT_S, LOOK_S = 1.0, 0.02
+
+
+def write_stacks_on_signal(path: str) -> None:
+    """From now on the signal makes this process write the stacks of all its threads to the file, which is made now."""
+    faulthandler.register(ASK, open(path, "wb", buffering=0))  # noqa: SIM115  # for as long as the process lives
+
+
+def stacks_of(processes: Mapping[Path, int]) -> dict[Path, str]:
+    """What the processes write, by the file of each; "" for one that writes nothing within a second."""
+    for pid in processes.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, ASK)
+    written, before = dict.fromkeys(processes, ""), None
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s and not (all(written.values()) and written == before):
+        time.sleep(LOOK_S)
+        before, written = written, {path: _text(path) for path in processes}
+    return written
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""

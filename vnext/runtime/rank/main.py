@@ -13,8 +13,7 @@ import sys
 import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.runtime.processes.stacks import write_stacks_on_signal
-from vnext.runtime.processes.subprocesses import PARENT_DIED_EXIT_CODE, enter_child, name_process
+from vnext.runtime.processes.subprocesses import PARENT_DIED_EXIT_CODE, enter_child, name_process, write_stacks_on_signal
 from vnext.runtime.protocol.messages import RankFailed, encoder
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.transport.collectives.errors import RankLost
