@@ -9,8 +9,10 @@ from typing import cast
 
 import pytest
 
-from vnext.media.pictures import MediaError
+from vnext.media.custom import Custom
+from vnext.media.pictures import MediaError, NoRoom
 from vnext.server.context import images
+from vnext.server.context.errors import Failure, MediaFull, failure_of
 from vnext.server.context.images import FETCHES_MAX, PromptImages
 from vnext.server.context.text_work import TextWork
 from vnext.server.settings import ServerSettings
@@ -31,7 +33,7 @@ class Reader:
             raise MediaError(f"{name} could not be fetched")
         return b"bytes"
 
-    def seen(self, given: bytes, name: str, is_alone: bool) -> bytes:
+    def seen(self, given: bytes, name: str, is_alone: bool, custom: Custom) -> bytes:
         return given
 
 
@@ -57,3 +59,27 @@ def test_a_client_has_half_of_the_threads_that_fetch_even_when_it_has_left(monke
         texts.close()
 
     asyncio.run(work())
+
+
+def test_a_full_store_asks_for_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Reader):
+        def seen(self, given: bytes, name: str, is_alone: bool, custom: Custom) -> bytes:
+            raise NoRoom(f"{name} cannot be kept here: No space left on device")
+
+    monkeypatch.setattr(images, "ImageReader", Full)
+    given = {"allowed_local_media_path": "", "allowed_media_domains": (), "engine_address": "a", "other_engines": (), "model_path": "m"}
+
+    async def work() -> Failure:
+        texts = TextWork(10_000)
+        try:
+            await PromptImages(cast(ServerSettings, SimpleNamespace(**given)), "", texts).read([("data:,", "it", False)], "one")
+        except MediaFull as error:
+            return failure_of(error)
+        finally:
+            texts.close()
+        raise AssertionError("it was kept")
+
+    found = asyncio.run(work())
+    assert found.message == "it cannot be kept here: No space left on device: send it again later."
+    answer = found.response()
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "60")

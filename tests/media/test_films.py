@@ -15,6 +15,7 @@ from transformers.video_utils import VideoMetadata
 
 from tests.models.families.towers.seeing_cases import films_of
 from vnext.media import films
+from vnext.media.custom import Custom
 from vnext.media.films import Choice, Clip, film_of
 from vnext.media.grid import form_in
 from vnext.media.pairs import FORM_FILE, PairForm
@@ -67,6 +68,24 @@ def test_frames_and_sizes_are_those_of_transformers(per_second: int) -> None:
             if expected[0] * expected[1] >= least:
                 assert (found.height, found.width) == expected, (frames, rate, height, width)
             assert found.height * found.width >= least
+
+
+@pytest.mark.parametrize("per_second", [0, 2])
+def test_frames_of_custom_rates_are_those_of_transformers(per_second: int) -> None:
+    own = films_of("qwen2_vl" if per_second else "qwen3_vl")
+    kept = own.Qwen2VLVideoProcessor if per_second else own.Qwen3VLVideoProcessor
+    processor, ours = kept.__new__(kept), form(per_second)
+    processor.__dict__.update(num_frames=None, fps=None)
+    for frames in (9, 20, 33, 999):
+        for custom in (Custom(fps=0.5), Custom(fps=7.5), Custom(num_frames=4), Custom(num_frames=8)):
+            found = ours.customized(custom, "it").choose(Clip(frames, 24.0, 480, 640), "it")
+            right = processor.sample_frames(
+                VideoMetadata(total_num_frames=frames, fps=24.0), fps=custom.fps or None, num_frames=custom.num_frames or None
+            )
+            assert [*found.numbers] == [int(each) for each in right], (frames, custom)
+    for custom in (Custom(num_frames=1), Custom(num_frames=10**6), Custom(fps=1e6)):
+        with pytest.raises(MediaError, match="^it is to be read in "):
+            ours.customized(custom, "it")
 
 
 def test_a_clip_of_one_frame_is_a_pair() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield found
 
 
-def asked(server: Server, address: str, text: str = "d3 e4") -> dict[str, Any]:
-    content = [{"type": "video_url", "video_url": {"url": address}}, {"type": "text", "text": text}]
-    body = {"messages": [{"role": "user", "content": content}], **FIXED}
+def asked(server: Server, address: str, text: str = "d3 e4", /, *, of_video: Mapping[str, Any] = {}, **more: Any) -> dict[str, Any]:
+    content = [{"type": "video_url", "video_url": {"url": address, **of_video}}, {"type": "text", "text": text}]
+    body = {"messages": [{"role": "user", "content": content}], **FIXED, **more}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
 
 
@@ -61,6 +61,20 @@ def test_a_chat_sees_its_video(server: Server, path: Path) -> None:
             llm.generate({**prompt, "prompt": "d3"}, GREEDY, use_tqdm=False)
     assert list(chatted.prompt_token_ids) == first["prompt_token_ids"]
     assert list(chatted.outputs[0].token_ids) == list(generated.outputs[0].token_ids) == answer
+
+
+def test_a_chat_says_how_its_video_is_read(server: Server) -> None:
+    address = address_of(written())
+    lengths = [asked(server, address, **more)["usage"]["prompt_tokens"] for more in (
+        {}, {"mm_processor_kwargs": {"num_frames": 4}}, {"media_io_kwargs": {"video": {"num_frames": 8}}}, {"mm_processor_kwargs": {"fps": 10}},
+    )]  # fmt: skip
+    assert lengths[0] == lengths[1] < lengths[2] < lengths[3], "two seconds of ten frames, of which two a second are read"
+    for more, name in (
+        ({"mm_processor_kwargs": {"num_crops": 4}}, "mm_processor_kwargs.num_crops"),
+        ({"of_video": {"fps": 1}}, "messages[0].content[0].video_url.fps"),
+    ):
+        error = asked(server, address, **more)["error"]
+        assert error["param"] == name and error["message"].startswith(f"{name} is not supported: send ")
 
 
 @pytest.mark.parametrize(

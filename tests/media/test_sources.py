@@ -139,6 +139,16 @@ def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, web: str) -> 
         bytes_at(f"http://turns.example:{port}/good", WEB, "it")
 
 
+def test_a_name_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: may_end.wait(60) and [])
+    began_s = time.monotonic()
+    with pytest.raises(MediaError, match="^it could not be fetched: TimeoutError$"):
+        bytes_at("http://silent.example/a", HASTE, "it")
+    assert time.monotonic() - began_s < 30
+    may_end.set()
+
+
 def test_other_domains_stay_closed(web: str) -> None:
     """A redirect is no way around."""
     port = web.rpartition(":")[2]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.media.custom import Custom
 from vnext.media.pairs import PairForm, fitting_size, pairs_in
 from vnext.media.pictures import MediaError
 from vnext.media.pixels import CLIP, FORM_FILE, PixelForm, check_ratio, numbers_of, pixel_form, resized, settings_in
@@ -36,6 +37,15 @@ class GridForm(NamedTuple):
         height, width = fitting_size(height, width, self.side, self.least, self.most)
         part = Part(resized(picture, height, width, self.pixels), rows=height // self.side)
         return Seen((part,), PLACE * len(self.spelled(part)))
+
+    def customized(self, custom: Custom, name: str) -> GridForm:
+        """The form for one request's images. Raises MediaError where it custom for more than the model's files have."""
+        fewest = TOKENS_MIN * self.side**2
+        most = custom.max_pixels or self.most
+        least = custom.min_pixels or min(self.least, most)
+        if not fewest <= least <= most <= self.most:
+            raise MediaError(f"{name} is to have {least} to {most} pixels: these must be in order, from {fewest} to {self.most}")
+        return self._replace(least=least, most=most)
 
     def spelled(self, part: Part) -> np.ndarray:
         """As Form."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.media.custom import RATE_MAX, Custom
 from vnext.media.films import TAKEN_MAX, Choice, Clip, Film
 from vnext.media.pictures import MediaError
 from vnext.media.pixels import BICUBIC, CLIP, PixelForm, check_ratio, pixel_form, resized, settings_in
@@ -43,6 +44,16 @@ class PairForm(NamedTuple):
     def mark(self) -> str:
         """What stands for a video in a prompt's text."""
         return PLACE if self.per_second else BEGIN + PLACE + END
+
+    def customized(self, custom: Custom, name: str) -> PairForm:
+        """The form for one request's videos. Raises MediaError where it custom for more than the model's files have."""
+        if not PAIR <= (custom.num_frames or PAIR) <= self.most_frames or custom.fps > RATE_MAX:
+            wanted = f"{custom.num_frames} frames" if custom.num_frames else f"{custom.fps} frames a second"
+            raise MediaError(f"{name} is to be read in {wanted}: it takes {PAIR} to {self.most_frames}, {RATE_MAX:.0f} a second")
+        if custom.num_frames:
+            count = round(custom.num_frames / PAIR) * PAIR if self.per_second else custom.num_frames
+            return self._replace(fewest=count, most_frames=count)
+        return self._replace(a_second=custom.fps or self.a_second)
 
     def choose(self, clip: Clip, name: str) -> Choice:
         """The frames that transformers takes, in the size that it brings them to. Raises MediaError."""

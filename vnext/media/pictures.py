@@ -24,6 +24,10 @@ class MediaError(ValueError):
     """A user's image that cannot be read, in one sentence."""
 
 
+class NoRoom(MediaError):
+    """One that cannot be kept now, in one sentence."""
+
+
 def picture_of(data: bytes, name: str, pixels_max: int = PIXELS_MAX) -> np.ndarray:
     """The first frame as uint8 [height, width, 3], turned as its EXIF says, what is transparent on white. Raises MediaError."""
     if len(data) > BYTES_MAX:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.media import anyres, grid, rows, tiles, whole
+from vnext.media.custom import NOT_CUSTOM, Custom
 from vnext.media.films import film_of
 from vnext.media.pairs import BEGIN, END, PLACE, PairForm
 from vnext.media.pictures import MediaError, picture_of
@@ -61,15 +62,16 @@ class ImageReader:
         """The file at an address. Blocks, for seconds where that is elsewhere. Raises MediaError."""
         return bytes_at(address, self._rules, name)
 
-    def film(self, video: object, name: str) -> Shown:
+    def film(self, video: object, name: str, custom: Custom = NOT_CUSTOM) -> Shown:
         """A video in any form: an address, a file's bytes, or (frames, how many of them a second). Blocks. Raises MediaError."""
         if (form := self._films) is None:
             raise MediaError(f"{name} is a video, and this model reads images only")
+        form = form.customized(custom, name)
         if isinstance(video, str):
             video = self.bytes_at(video, name)
         return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, is_film=True)
 
-    def seen(self, image: object, name: str, is_alone: bool) -> Shown:
+    def seen(self, image: object, name: str, is_alone: bool, custom: Custom = NOT_CUSTOM) -> Shown:
         """An image in any form: an address, a file's bytes, an array, or an image of Pillow. Blocks. Raises MediaError."""
         if isinstance(image, str):
             image = self.bytes_at(image, name)
@@ -79,7 +81,12 @@ class ImageReader:
             image = np.asarray(image.convert("RGB"))
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             raise MediaError(f"{name} is no image: give an address, a file's bytes, Pillow's image or uint8 [height, width, 3]")
-        return self._kept(self._form.seen(image, name, is_alone), name)
+        form = self._form
+        if custom.min_pixels or custom.max_pixels:
+            if not isinstance(form, grid.GridForm):
+                raise MediaError(f"{name} has the size that this model reads: leave min_pixels and max_pixels out")
+            form = form.customized(custom, name)
+        return self._kept(form.seen(image, name, is_alone), name)
 
     def _kept(self, seen: Seen, name: str, is_film: bool = False) -> Shown:
         digests = self._store.put([part.file for part in seen.parts], name, [(part.rows, part.step) for part in seen.parts])

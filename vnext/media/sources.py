@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -126,15 +127,35 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
 def _connected(parts: SplitResult, end: float, name: str) -> tuple[http.client.HTTPConnection, socket.socket]:
     """A connection to an address that is public, and its socket."""
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    found = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not found or not all(is_public(str(each)) for each in found):
+    found = _addresses(host, port, end)
+    if not found or not all(map(is_public, found)):
         raise MediaError(f"{name} leads to a private address")
     connection = http.client.HTTPConnection(host, port, timeout=_left(end))
-    taken = socket.create_connection((str(found[0]), port), _left(end))
+    taken = socket.create_connection((found[0], port), _left(end))
     if parts.scheme == "https":
         taken = ssl.create_default_context().wrap_socket(taken, server_hostname=host)
     connection.sock = taken
     return connection, taken
+
+
+def _addresses(host: str, port: int, end: float) -> list[str]:
+    """What name servers say, in a thread that nobody waits for beyond the end: the system's own patience may be minutes."""
+    answers = SimpleQueue[list[str] | Exception]()
+
+    def ask() -> None:
+        try:
+            answers.put([str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)])
+        except Exception as error:  # whatever it is, it is raised where it is waited for
+            answers.put(error)
+
+    threading.Thread(target=ask, name="name server", daemon=True).start()
+    try:
+        found = answers.get(timeout=_left(end))
+    except Empty as error:
+        raise TimeoutError from error
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _end(taken: socket.socket) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from vnext.media.pictures import MediaError
+from vnext.media.pictures import MediaError, NoRoom
 from vnext.state.store.inputs import DIGEST_SIZE, hash_of, with_rows
 
 FOLDER = "media"
@@ -37,7 +37,7 @@ class MediaStore:
 
     def put(self, files: Sequence[bytes], name: str, places: Sequence[tuple[int, int | None]] = ()) -> list[bytes]:
         """Keep the files of the image or sound `name`; returns their digests, which tell of each its (rows, step), as `digest_of`
-        has them. Raises MediaError where there is no room."""
+        has them. Raises NoRoom."""
         digests = [digest_of(file, *own) for file, own in zip(files, places or ((0, None),) * len(files), strict=True)]
         named = {digest.hex(): file for digest, file in zip(digests, files, strict=True)}
         try:
@@ -48,7 +48,7 @@ class MediaStore:
                 for path, file in new.items():
                     write_whole(path, file)
         except OSError as error:
-            raise MediaError(f"{name} cannot be kept here: {error.strerror}") from error
+            raise NoRoom(f"{name} cannot be kept here: {error.strerror}") from error
         return digests
 
 

@@ -247,7 +247,8 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
             "messages",
         )
     asked = images_of(body.messages) if context.images else ()
-    images = await context.images.read(asked, client) if context.images and asked else []
+    custom = body.mm_processor_kwargs or {}, body.media_io_kwargs or {}
+    images = await context.images.read(asked, client, *custom) if context.images and asked else []
     text = await context.render(body, tools, client)
     if context.images and images:
         text = context.images.written(text, images)

@@ -164,7 +164,12 @@ def content_of(message: ChatMessage, path: str, marks: Mapping[str, str] = NO_ME
 
 
 def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str, bool]]:
-    """The address of each image and video, where it stands, and whether it is a video."""
+    """The address of each image and video, where it stands, and whether it is a video. Raises InvalidRequest."""
+    for place, message in enumerate(messages):
+        for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if any(given is not None and given.fps is not None for given in (part.image_url, part.video_url)):
+                path = f"messages[{place}].content[{at}].{part.type}.fps"
+                raise InvalidRequest(f"{path} is not supported: send mm_processor_kwargs.fps, which is of all videos.", path)
     return [
         (given.url, f"messages[{place}].content[{at}].{part.type}", MEDIA[part.type] == "video")
         for place, message in enumerate(messages)

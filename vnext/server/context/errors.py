@@ -26,6 +26,8 @@ MESSAGE_BATCHES = (
     "Batches in Anthropic's API are not supported: upload the requests to /v1/files and start them by /v1/batches, in OpenAI's "
     "format."
 )
+MEDIA_RETRY_S = 60
+"""An image leaves for others ten minutes after it was sent."""
 NO_THREADS = "thread_unsupported_request"
 """The code that makes Anthropic's package send the whole conversation again, without a thread."""
 SCORING = (r", or 0 with prompt_logprobs, to score a prompt only", "")
@@ -49,6 +51,10 @@ class Overloaded(Exception):
     def __init__(self, message: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class MediaFull(Exception):
+    """There is no room for an image or a sound until older ones leave."""
 
 
 class RateLimited(Overloaded):
@@ -179,6 +185,7 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     BodyTooSlow: lambda error: Failure(408, str(error), code="body_too_slow"),
     RateLimited: lambda error: _too_much(error, "rate_limit_exceeded"),
     Overloaded: lambda error: _too_much(error, "overloaded"),
+    MediaFull: lambda error: Failure(503, str(error), "server_error", code="media_full", retry_after_s=MEDIA_RETRY_S),
     RequestTimedOut: lambda error: Failure(504, str(error), "server_error", code="request_timeout"),
     FileUnknown: lambda error: Failure(404, str(error), code="not_found"),
     StoreUnusable: lambda error: Failure(507, str(error), "server_error", code="storage_failed"),

@@ -6,20 +6,25 @@ Imported where the engine's model reads images: other servers need no numpy.
 from __future__ import annotations
 
 from asyncio import Semaphore, get_running_loop, wrap_future
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from vnext.media.pictures import MediaError
+from vnext.media.custom import Custom, custom_of
+from vnext.media.pictures import MediaError, NoRoom
 from vnext.media.reader import IMAGES_MAX, ImageReader, Shown
 from vnext.media.sources import MediaRules
 from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.errors import MediaFull
 from vnext.server.context.text_work import TextWork, in_loop
 from vnext.server.settings import ServerSettings
 
+JsonFields = Mapping[str, object]
+NO_FIELDS: JsonFields = MappingProxyType({})
 FETCHES_MAX = 8
 """At once, of all clients. One may have half of them."""
 
@@ -35,19 +40,25 @@ class PromptImages:
         self._fetching, self._shares = ThreadPoolExecutor(FETCHES_MAX, "media"), WeakValueDictionary[str, Semaphore]()
         self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
 
-    async def read(self, asked: Sequence[tuple[str, str, bool]], client: str) -> list[Shown]:
+    async def read(
+        self, asked: Sequence[tuple[str, str, bool]], client: str,
+        processor: JsonFields = NO_FIELDS, reading: JsonFields = NO_FIELDS,
+    ) -> list[Shown]:
         """The images and videos of a prompt at (address, name, whether it is a video), where ranks find them, one after the other:
-        what comes from elsewhere is in memory once. Raises InvalidRequest, Overloaded."""
+        what comes from elsewhere is in memory once. `processor`, `reading`: mm_processor_kwargs and media_io_kwargs. Raises
+        InvalidRequest, Overloaded, MediaFull."""
         with _refused(asked[0][1]):
             if len(asked) > IMAGES_MAX:
                 raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
-            return [await self._read(*each, client, len(asked) == 1) for each in asked]
+            custom = custom_of(processor, reading)
+            return [await self._read(*each, client, len(asked) == 1, custom) for each in asked]
 
-    async def _read(self, address: str, name: str, is_film: bool, client: str, is_alone: bool) -> Shown:
+    async def _read(self, address: str, name: str, is_film: bool, client: str, is_alone: bool, custom: Custom) -> Shown:
         given: str | bytes = address
         if not address[:5].lower().startswith("data:"):
             given = await self._fetched(address, name, client)
-        work = partial(self._reader.film, given, name) if is_film else partial(self._reader.seen, given, name, is_alone)
+        reader = self._reader
+        work = partial(reader.film, given, name, custom) if is_film else partial(reader.seen, given, name, is_alone, custom)
         return await self._work.run_media(len(given), client, work)
 
     async def _fetched(self, address: str, name: str, client: str) -> bytes:
@@ -78,6 +89,8 @@ class PromptImages:
 def _refused(param: str) -> Iterator[None]:
     try:
         yield
+    except NoRoom as error:
+        raise MediaFull(f"{error}: send it again later.") from error
     except MediaError as error:
         name = str(error).partition(" ")[0]
         raise InvalidRequest(f"{error}.", name if "." in name else param) from error

@@ -110,10 +110,14 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_f
     add_special_tokens: bool | None = None
 
 
+Given = int | float | bool | str | None
+
+
 class ImageUrl(msgspec.Struct, frozen=True):
     """`detail` is not looked at: an image has as many tiles as the model's files say."""
 
     url: str
+    fps: float | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +191,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
+    mm_processor_kwargs: dict[str, Given | dict[str, Given]] | None = None
+    media_io_kwargs: dict[str, Given | dict[str, Given]] | None = None
 
 
 def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:

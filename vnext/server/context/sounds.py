@@ -10,9 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from vnext.media.pictures import MediaError
+from vnext.media.pictures import MediaError, NoRoom
 from vnext.media.sounds import SAMPLE_RATE, SoundReader, sound_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.errors import MediaFull
 from vnext.server.context.text_work import TextWork
 
 
@@ -35,8 +36,10 @@ class PromptSounds:
 
     def packed(self, samples: np.ndarray, tokens: Sequence[int]) -> bytes:
         """A prompt of a sound float32 [N] and the tokens behind it, int32 bytes; its sound is where ranks find it. Raises
-        InvalidRequest."""
+        InvalidRequest, MediaFull."""
         try:
             return self._reader.packed(samples, tokens, "file")
+        except NoRoom as error:
+            raise MediaFull(f"{error}: send it again later.") from error
         except MediaError as error:
             raise InvalidRequest(f"{error}.", "file") from error
