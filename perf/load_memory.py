@@ -24,6 +24,7 @@ from vnext.kernels.format import weight_formats
 from vnext.models.config.folder import weight_files
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.sharding import alone
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.weights import choose_numbers, load_params
@@ -39,7 +40,7 @@ def load(model: Path, folder: Path, packed: Path | None, threads: int) -> dict[s
     file = PackedFile(packed, path, {"rank": "0"}) if packed else None
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before, begun_s = status(), time.perf_counter()
-    params = load_params(path, config, alone(), host_dtype(dtype), "cpu", formats=weight_formats(quantization), packed_file=file)
+    params = load_params(path, config, alone(), host_dtype(dtype), "cpu", formats=weight_formats(quantization), kept=Kept(packed_file=file))
     seconds, after = time.perf_counter() - begun_s, status()
     assert params is not None
     if file is not None:

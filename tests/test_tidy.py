@@ -190,9 +190,7 @@ SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # Ratchets: today's figures, lowered by whoever lowers one, never raised. scripts/house.py counts and names the goals: 15
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
 ATTRIBUTES: dict[str, int] = {}
-PARAMETERS = {
-    "load_params": 11, "Loader.__init__": 10,
-}  # fmt: skip
+PARAMETERS: dict[str, int] = {}
 SHORT_FILES_MAX = 35
 ANYS_MAX = 966
 EVENT_FILES_MAX = 20

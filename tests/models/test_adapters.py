@@ -26,7 +26,8 @@ from vnext.models.layers.batch import AdapterRows, ForwardBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import whole_step
-from vnext.models.loading.adapter import Base, Target, adapted_products, load_adapter
+from vnext.models.loading.adapter import Base, adapted_products, load_adapter
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
 from vnext.runtime.gpu.adapter_regions import AdaptedProduct, AdapterRegions
@@ -51,11 +52,11 @@ def llama_case() -> Any:
 
 def load(path: Path, folders: Sequence[Path], parallel: Parallel | None = None, dtype: torch.dtype = torch.float32) -> tuple[Model, list[Adapter]]:
     """A model and its adapters, one for each slot."""
-    parallel, config, targets = parallel or alone(), load_config(path), list[Target]()
-    params = load_params(path, config, parallel, dtype, "cpu", targets=targets)
+    parallel, config, kept = parallel or alone(), load_config(path), Kept()
+    params = load_params(path, config, parallel, dtype, "cpu", kept=kept)
     pages = 64 * len(kv_groups(config).windows)
     model = Model(family(config.architecture), params, make_kv_cache(config, pages, 16, dtype, "cpu", parallel), config, parallel)
-    base = Base(config, parallel, targets, path)
+    base = Base(config, parallel, kept.targets, path)
     return model, [load_adapter(folder, adapter_digest(folder), base, RANK_MAX) for folder in folders]
 
 
@@ -220,10 +221,10 @@ def test_copies_of_the_embedding_and_the_head_may_lie_beside_an_adapter(name: st
 
 def on_device(folder: Path, parallel: Parallel) -> torch.Tensor:
     """Logits of TOKENS with the adapter, in the form of a device's steps."""
-    config, targets = load_config(folder / "base"), list[Target]()
-    params = load_params(folder / "base", config, parallel, torch.float32, "cpu", targets=targets)
+    config, kept = load_config(folder / "base"), Kept()
+    params = load_params(folder / "base", config, parallel, torch.float32, "cpu", kept=kept)
     kv = make_kv_cache(config, 64 * len(kv_groups(config).windows), 16, torch.float32, "cpu", parallel)
-    base = Base(config, parallel, targets, folder / "base")
+    base = Base(config, parallel, kept.targets, folder / "base")
     regions = AdapterRegions(TwinDevice(), [AdaptedProduct(*each) for each in adapted_products(base)], 1, RANK_MAX)
     digest = adapter_digest(folder / "adapter")
     region = regions.begin(digest, load_adapter(folder / "adapter", digest, base, RANK_MAX, regions.room()))
@@ -348,10 +349,10 @@ def test_tensors_that_do_not_fit(how: str, base: Path, tmp_path: Path) -> None:
 
 
 def test_other_files_than_were_named(base: Path, tmp_path: Path) -> None:
-    folder, parallel, targets = save_adapter(base, tmp_path), alone(), list[Target]()
-    load_params(base, load_config(base), parallel, torch.float32, "cpu", targets=targets)
+    folder, parallel, kept = save_adapter(base, tmp_path), alone(), Kept()
+    load_params(base, load_config(base), parallel, torch.float32, "cpu", kept=kept)
     digest = adapter_digest(folder)
     save_adapter(base, tmp_path, seed=1)
     with pytest.raises(ModelError, match="has changed since it was named"):
-        load_adapter(folder, digest, Base(load_config(base), parallel, targets, base), RANK_MAX)
+        load_adapter(folder, digest, Base(load_config(base), parallel, kept.targets, base), RANK_MAX)
     assert adapter_digest(folder) != digest

@@ -24,6 +24,7 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.host_place import HostPlace
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import choose_dtype, fingerprint, load_params
 
@@ -69,7 +70,7 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
 def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     seen: list[tuple[int, int]] = []
-    load_params(tmp_path, load_config(tmp_path), alone(), torch.float32, "cpu", lambda *pair: seen.append(pair))
+    load_params(tmp_path, load_config(tmp_path), alone(), torch.float32, "cpu", kept=Kept(lambda *pair: seen.append(pair)))
     done = [pair[0] for pair in seen]
     assert done == sorted(done) and len(done) > 10
     assert {pair[1] for pair in seen} == {done[-1]} == {(tmp_path / "model.safetensors").stat().st_size}

@@ -68,7 +68,7 @@ def save(folder: Path, name: str) -> None:
 def load(folder: Path, dtype: torch.dtype, quantization: str, parallel: Parallel) -> tuple[Any, ...]:
     """As `loaded`, a rank's share of a saved model."""
     config = load_config(folder)
-    params = load_params(folder, config, parallel, dtype, "cpu", None, weight_formats(quantization))
+    params = load_params(folder, config, parallel, dtype, "cpu", weight_formats(quantization))
     pages = 64 * len(kv_groups(config).windows)
     caches = [make_kv_cache(config, pages, 16, dtype, "cpu", parallel, together=True) for _ in range(2)]
     return family(config.architecture), params, *caches, config

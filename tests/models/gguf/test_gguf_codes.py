@@ -121,7 +121,7 @@ def test_a_rank_keeps_them_by_itself_and_reads_less(tmp_path: Path) -> None:
 def test_a_packed_file_has_them(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
     first, second = (runner(path, tmp_path / "packed", quantization="auto") for _ in range(2))
-    file = second.weights.packed_file
+    file = second.weights.kept.packed_file
     assert file is not None and file.is_mapped and second.quantization == "codes"
     ours, theirs = (each.weights.params.layers[1].mlp.down.weight.linear.buffer for each in (first, second))
     assert ours.tobytes() == theirs.tobytes() and np.shares_memory(theirs, file._mapped.memory)
@@ -156,10 +156,10 @@ def test_kernels_take_the_blocks_of_the_file_apart(rank: int, count: int, tmp_pa
 @needs_native
 def test_codes_and_floats_have_packed_files_of_their_own(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
-    names = {each: runner(path, tmp_path / "packed", quantization=each).weights.packed_file for each in ("auto", "none")}
+    names = {each: runner(path, tmp_path / "packed", quantization=each).weights.kept.packed_file for each in ("auto", "none")}
     assert names["auto"].path != names["none"].path  # type: ignore[union-attr]
-    assert all(runner(path, tmp_path / "packed", quantization=each).weights.packed_file.is_mapped for each in names)
-    floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).weights.packed_file for each in names]
+    assert all(runner(path, tmp_path / "packed", quantization=each).weights.kept.packed_file.is_mapped for each in names)
+    floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).weights.kept.packed_file for each in names]
     assert floats[0].path == floats[1].path  # type: ignore[union-attr]
 
 
@@ -177,11 +177,13 @@ def test_the_file_itself_is_an_update(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
     found = runner(path, tmp_path / "packed", quantization="auto")
     before = [np.array(array) for array in found.weights.kept.memory()]
+    targets = [id(target) for target in found.weights.kept.targets]
     update = open_update(path)
     check_update(update, found.weights.kept.names, update.names())
     assert len(tensors_digest(update, found.weights.kept.names)) == 32
     found.refill(update)
     after = found.weights.kept.memory()
+    assert targets == [id(target) for target in found.weights.kept.targets] != []
     assert all(np.array_equal(old.view(np.uint8), new.view(np.uint8)) for old, new in zip(before, after, strict=True))
 
 

@@ -28,7 +28,7 @@ from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading import packed_file
-from vnext.models.loading.kept import arrays_of
+from vnext.models.loading.kept import Kept, arrays_of
 from vnext.models.loading.packed_file import ALIGNMENT
 from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import load_params
@@ -70,7 +70,7 @@ def files(folder: Path) -> list[Path]:
 
 def is_mapped(runner: ModelRunner) -> bool:
     """Whether every weight lies in the mapping of the file."""
-    file = runner.weights.packed_file
+    file = runner.weights.kept.packed_file
     if file is None or file._mapped is None:
         return False
     memory = file._mapped.memory
@@ -91,7 +91,7 @@ def test_a_later_start_maps_the_bits_of_the_first(tmp_path: Path, numbers: str, 
         later = loaded(model, folder, rank(number, ranks), numbers)
         assert not is_mapped(first) and is_mapped(later)
         assert weights(plain) == weights(first) == weights(later)
-        assert later.weights.kept.names == plain.weights.kept.names != {} and len(later.weights.targets) == len(plain.weights.targets)
+        assert later.weights.kept.names == plain.weights.kept.names != {} and len(later.weights.kept.targets) == len(plain.weights.kept.targets)
     assert len(files(folder)) == ranks, "each rank has a file of its own, and no draft is left"
 
 
@@ -102,7 +102,7 @@ def test_experts_computed_norms_and_turned_weights(tmp_path: Path, name: str, nu
     model = tmp_path / "model"
     cases.save_case(model, name)
     plain, _, later = loaded(model, "", numbers=numbers), *(loaded(model, tmp_path / "packed", numbers=numbers) for _ in range(2))
-    assert later.weights.packed_file.is_mapped and weights(plain) == weights(later)
+    assert later.weights.kept.packed_file.is_mapped and weights(plain) == weights(later)
 
 
 def test_all_instruction_sets_share_a_file(model: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_changed_checkpoint_is_packed_and_written_again(
     loaded(model, folder)
     change(model)
     found = loaded(model, folder)
-    assert not found.weights.packed_file.is_mapped and weights(found) == weights(loaded(model, ""))
+    assert not found.weights.kept.packed_file.is_mapped and weights(found) == weights(loaded(model, ""))
     assert is_mapped(loaded(model, folder)) and len(files(folder)) == 1 and caplog.text == "", "it is replaced, without a warning"
 
 
@@ -162,13 +162,13 @@ def test_other_kernels_other_layouts_and_other_parts_do_not_share(
     folder = tmp_path / "packed"
     loaded(model, folder)
     for parallel, numbers in ((rank(0, 2), "bfloat16"), (rank(1, 2), "bfloat16"), (alone(), "float32"), (alone(), "int8")):
-        assert not loaded(model, folder, parallel, numbers).weights.packed_file.is_mapped
-    assert not loaded(model, folder, deterministic=False).weights.packed_file.is_mapped or native.is_built()
+        assert not loaded(model, folder, parallel, numbers).weights.kept.packed_file.is_mapped
+    assert not loaded(model, folder, deterministic=False).weights.kept.packed_file.is_mapped or native.is_built()
     assert is_mapped(loaded(model, folder))
     monkeypatch.setattr(packed_file, "FORMAT_VERSION", packed_file.FORMAT_VERSION + 1)
-    assert not loaded(model, folder).weights.packed_file.is_mapped and is_mapped(loaded(model, folder))
+    assert not loaded(model, folder).weights.kept.packed_file.is_mapped and is_mapped(loaded(model, folder))
     monkeypatch.setattr(packed_file, "module", lambda: type("module", (), {"BUILT_FROM": "other sources"}))
-    assert not loaded(model, folder).weights.packed_file.is_mapped
+    assert not loaded(model, folder).weights.kept.packed_file.is_mapped
 
 
 GATE_UP = ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
@@ -190,11 +190,11 @@ def test_a_buffer_that_is_made_otherwise_has_another_name(model: Path, tmp_path:
     """As after a change of code that the purpose of a file does not show."""
     folder, dtype, seen = tmp_path / "packed", host_dtype("bfloat16"), set()
     for parallel, assemble in ASSEMBLIES.values():
-        given = (model, load_config(model), parallel, dtype, "cpu", None, weight_formats("int8"), None, assemble)
+        given = (model, load_config(model), parallel, dtype, "cpu", weight_formats("int8"), assemble)
         plain = load_params(*given)
         for turn in ("packed", "mapped"):
             file = packed_file.PackedFile(folder, model, {"part": "the same"})
-            found = load_params(*given, packed_file=file)
+            found = load_params(*given, kept=Kept(packed_file=file))
             assert [array.tobytes() for array in arrays_of(found)] == [array.tobytes() for array in arrays_of(plain)]
             assert file._lacks == (turn == "packed")
             file.write_soon()
@@ -206,7 +206,7 @@ def test_a_buffer_that_is_made_otherwise_has_another_name(model: Path, tmp_path:
 def test_a_buffer_of_another_name_or_size_is_packed(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     loaded(model, folder)
-    file = packed_file.PackedFile(folder, model, loaded(model, folder).weights.packed_file._part)
+    file = packed_file.PackedFile(folder, model, loaded(model, folder).weights.kept.packed_file._part)
     name, buffer = next(iter(file._mapped.buffers.items()))
     assert file.find(name, len(buffer)) is buffer
     assert file.find(name, len(buffer) + 1) is None and file.find("another " + name, len(buffer)) is None
@@ -259,7 +259,7 @@ def test_a_damaged_file_is_one_sentence_and_replaced(
     loaded(model, folder)
     damage(files(folder)[0])
     found = loaded(model, folder)
-    assert not found.weights.packed_file.is_mapped and weights(found) == weights(loaded(model, ""))
+    assert not found.weights.kept.packed_file.is_mapped and weights(found) == weights(loaded(model, ""))
     assert [record.levelno for record in caplog.records] == [logging.WARNING] and reason in caplog.text
     caplog.clear()
     assert is_mapped(loaded(model, folder)) and caplog.text == "" and len(files(folder)) == 1
@@ -291,7 +291,7 @@ def test_ranks_that_write_at_once_leave_one_whole_file(model: Path, tmp_path: Pa
 
 def test_one_that_another_has_written_meanwhile_is_not_written_again(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
-    late = packed_file.PackedFile(folder, model, loaded(model, folder).weights.packed_file._part)
+    late = packed_file.PackedFile(folder, model, loaded(model, folder).weights.kept.packed_file._part)
     early = files(folder)[0].stat().st_ino
     late._mapped = None
     late.keep("a", np.ones(10, np.uint8))
@@ -332,12 +332,12 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(model: Path, tmp_path: Pat
     for _ in range(2):
         caplog.clear()
         found = loaded(model, tmp_path / "file" / "packed")
-        assert not found.weights.packed_file.is_mapped and len(caplog.records) >= 1 and "Not a directory" in caplog.text
+        assert not found.weights.kept.packed_file.is_mapped and len(caplog.records) >= 1 and "Not a directory" in caplog.text
 
 
 def test_numbers_that_the_kernels_lack_are_one_sentence(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     runner = ModelRunner(model, ModelSettings(dtype="float16", packed_weights_dir=str(tmp_path / "packed")), "cpu", alone())
-    assert runner.weights.packed_file is None and files(tmp_path / "packed") == []
+    assert runner.weights.kept.packed_file is None and files(tmp_path / "packed") == []
     assert "--packed-weights-dir is ignored" in caplog.text and len(caplog.records) == 1
 
 
@@ -355,7 +355,7 @@ def test_an_update_changes_no_file_and_no_address(model: Path, tmp_path: Path) -
     other_weights(other := save_checkpoint(tmp_path / "other"))
     assert weights(runner) == weights(loaded(other, "")) != before
     assert places == [address(array) for product in runner.weights.kept._products for array in arrays_of(product)]
-    assert not runner.weights.packed_file.is_mapped and files(folder)[0].read_bytes() == content
+    assert not runner.weights.kept.packed_file.is_mapped and files(folder)[0].read_bytes() == content
     assert weights(beside) == before, "of an engine that has mapped the same file"
     assert weights(loaded(model, folder)) == before and is_mapped(loaded(model, folder))
 

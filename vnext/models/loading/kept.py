@@ -7,7 +7,7 @@ tensor at a time exists twice. Knows no files.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,11 @@ import numpy as np
 from vnext.kernels.arrays import Array
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.stack import Stack
+from vnext.models.layers.sharding import Target
+from vnext.models.loading.packed_file import PackedFile
 
+Progress = Callable[[int, int], None]
+"""Called with (bytes dealt with, bytes of all files) as loading goes on; the last call has both equal."""
 PLAIN = (int, float, str, type(None), np.dtype)
 
 
@@ -27,12 +31,15 @@ class Tie(NamedTuple):
 
 
 class Kept:
-    """The products of a load: weights as operations take them. `codes`: by format, the files' bytes of those that stay of few bits.
-    `names`: the checkpoint's tensors, with their whole shapes; `stored`: of weights in formats the dtypes under their
-    own names, "" for none; `ties` the heads that config.json ties. Without `has_head` the
-    embedding stands in for one."""
+    """What a load has beside its checkpoint, and what it leaves: its products, weights as operations take them. `progress` hears
+    how far it is. `packed_file`, on the host: weights that it has are not made again, and it gets those that it lacks; a refill
+    leaves both alone. `targets`: the weights that adapters may change. `codes`: by format, the files' bytes of those that stay of
+    few bits. `names`: the checkpoint's tensors, with their whole shapes; `stored`: of weights in formats the dtypes under their own
+    names, "" for none; `ties` the heads that config.json ties. Without `has_head` the embedding stands in for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None, packed_file: PackedFile | None = None) -> None:
+        self.progress, self.packed_file = progress, packed_file
+        self.targets = list[Target]()
         self.names: dict[str, tuple[int, ...]] = {}
         self.stored: dict[str, str] = {}
         self.ties: dict[str, Tie] = {}

@@ -26,8 +26,7 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Layout, Parallel, Target, check_world_size, may_be_target, own_experts, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
-from vnext.models.loading.kept import Kept, Tie, copy_into
-from vnext.models.loading.packed_file import PackedFile
+from vnext.models.loading.kept import Kept, Progress, Tie, copy_into
 from vnext.models.loading.stored import StoredWeights
 from vnext.models.registry import family
 
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes dealt with, bytes of all files) as loading goes on; the last call has both equal."""
-
 
 def load_params(
     path: Path | str,
@@ -47,30 +43,23 @@ def load_params(
     parallel: Parallel,
     dtype: Any,
     device: torch.device | str,
-    progress: Progress | None = None,
     formats: WeightFormats | None = None,
-    targets: list[Target] | None = None,
     assemble: Callable[..., Any] | None = None,
     kept: Kept | None = None,
-    packed_file: PackedFile | None = None,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree. Raises ModelError.
 
     With a dtype of numpy these are arrays of the host and weights that the CPU kernels packed; with one of torch, tensors on
     `device` and what its operations packed.
-    `formats`: those of kernels/format.py; None keeps all weights as floats. `targets` gets the weights that adapters may change.
-    `assemble` takes the place of the family's, for other tensors of its checkpoints. `kept` gets what `refill_params` needs.
-    `packed_file`, for a dtype of numpy: weights that it has are not made again, and it gets those that it lacks.
+    `formats`: those of kernels/format.py; None keeps all weights as floats. `assemble` takes the place of the family's, for other
+    tensors of its checkpoints. `kept` gets what adapters and `refill_params` need.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        place = place_of(dtype, device)
         tensors = checkpoint if config.head else checkpoint.rooted()
-        loader = Loader(tensors, config, parallel, dtype, place, progress, formats, kept, packed_file)
+        loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device), formats, kept)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
-    if targets is not None:
-        targets += loader.targets
     return params
 
 
@@ -87,7 +76,7 @@ def refill_params(
     """Give parameters, of which `load_params` made `kept`, the values of other `tensors` of the same names and shapes (update.py
     checks them), in the same memory. The other arguments are those of `load_params`."""
     kept.begin_refill()
-    loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, formats, kept)
+    loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), formats, kept)
     copy_into(params, family(config.architecture).assemble(loader, config))
 
 
@@ -131,25 +120,21 @@ class Loader:
         parallel: Parallel,
         dtype: Any,
         place: Place,
-        progress: Progress | None,
         formats: WeightFormats | None = None,
         kept: Kept | None = None,
-        packed_file: PackedFile | None = None,
     ) -> None:
-        self._file = packed_file
-        self._kept = Kept() if kept is None else kept
+        self._kept = kept = Kept() if kept is None else kept
+        self._file, self._progress = (None, None) if kept.is_refilled else (kept.packed_file, kept.progress)
         self._checkpoint = checkpoint
         self._config = config
         self._parallel = parallel
         self.dtype = host_dtype(dtype_name(dtype))
         self._place = place
-        self._progress = progress
         self._formats = formats or weight_formats()
         self._stored = StoredWeights(checkpoint, config, parallel, weight_axes(config))
         self._done_bytes = 0
         self._known_shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._known_forms: dict[tuple[tuple[str, ...], str], tuple[CodesForm, ...]] = {}
-        self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint or self._checkpoint.format_of(name) is not None
@@ -310,8 +295,8 @@ class Loader:
     def _pack(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Take the weight from the packed file, or pack it; adapters may change it."""
         packed = self._found_packed(names, self._local_shape(names), format, gate) or self._pack_and_keep(names, format, gate)
-        if may_be_target(map(self._stored.layout, names)):
-            self.targets.append(Target(names, packed))
+        if not self._kept.is_refilled and may_be_target(map(self._stored.layout, names)):
+            self._kept.targets.append(Target(names, packed))
         return packed
 
     def _pack_and_keep(self, names: tuple[str, ...], format: Format, gate: str) -> Packed:

@@ -22,7 +22,7 @@ from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
 from vnext.models.layers.recurrent import make_state_pools
-from vnext.models.layers.sharding import Parallel, Target
+from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.adapter import Base
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.kept import Kept
@@ -55,12 +55,9 @@ class Shard:
             compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim_max, products),
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
-        targets: list[Target] = []
         self.kept, self._formats = Kept(), weight_formats(numerics.quantization, self.invariance.form)
-        self.params = load_params(
-            path, self.config, parallel, self.dtype, "cpu", None, self._formats, targets, kept=self.kept
-        )
-        self.base, self.adapters = Base(self.config, parallel, targets, path), list[Adapter]()
+        self.params = load_params(path, self.config, parallel, self.dtype, "cpu", self._formats, kept=self.kept)
+        self.base, self.adapters = Base(self.config, parallel, self.kept.targets, path), list[Adapter]()
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with these tensors, which update.py has checked, from now on. Raises ModelError."""

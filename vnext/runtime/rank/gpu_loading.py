@@ -213,7 +213,7 @@ def device_rank(
 
 def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_max: int) -> None:
     """Make the memory of the adapters, and the slots that lead there."""
-    base = Base(runner.config, runner.parallel, runner.weights.targets, runner.path)
+    base = Base(runner.config, runner.parallel, runner.weights.kept.targets, runner.path)
     products = [AdaptedProduct(*each) for each in adapted_products(base)]
     runner.regions = AdapterRegions(device, products, adapters_max, rank_max)
     runner.adapters = AdapterSlots(runner.parallel.rank, base, rank_max, runner.regions)

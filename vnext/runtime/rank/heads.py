@@ -135,7 +135,7 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     config, layer = replace(target.config, layer_count=1), mtp(target.config.architecture)
     assert layer is not None, "the configuration has such layers"
     params = load_params(
-        target.path, config, alone(), torch_dtype(target.dtype), target.device, None,
+        target.path, config, alone(), torch_dtype(target.dtype), target.device,
         weight_formats(settings.quantization, target.invariance.form),
         assemble=lambda source, _: layer.assemble(source, target.config),
     )  # fmt: skip

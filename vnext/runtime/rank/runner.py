@@ -22,7 +22,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.expert_load import ExpertLoad
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.recurrent import state_bytes_per_page
-from vnext.models.layers.sharding import Parallel, Target
+from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.tensors import host_tensors_of, tensors_of, token_bytes
 from vnext.models.layers.whole_step import whole_step
 from vnext.models.loading.checkpoint import Checkpoint
@@ -105,15 +105,13 @@ class StagePart(Protocol):
 
 
 class Weights:
-    """A rank's weights. `folder`: what the model is; `source`: where its values come from now. `params` are computed with, and
-    adapters go beside the products in `targets`. `kept`: what an update has to know. `packed_file`: where they are packed already,
-    None without. Mutable."""
+    """A rank's weights. `folder`: what the model is; `source`: where its values come from now. `params` are computed with. `kept`:
+    what adapters and an update have to know. Mutable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.source = folder, str(folder)
         self.params: Any = None
-        self.targets, self.kept = list[Target](), Kept()
-        self.packed_file: PackedFile | None = None
+        self.kept = Kept()
 
 
 class ModelRunner:
@@ -200,11 +198,10 @@ class ModelRunner:
 
     def _load(self, progress: Progress | None) -> None:
         weights, file = self.weights, self._packed_file()
+        weights.kept = kept = Kept(progress, file)
         weights.params = load_params(
-            self.path, self.config, self.parallel, self._dtype, self.device, progress, self._formats, weights.targets,
-            kept=weights.kept, packed_file=file,
-        )  # fmt: skip
-        weights.packed_file = file
+            self.path, self.config, self.parallel, self._dtype, self.device, self._formats, kept=kept
+        )
         if file is not None:
             file.write_soon()
 
@@ -224,13 +221,13 @@ class ModelRunner:
 
     def let_go(self) -> None:
         """The memory of the weights is about to change."""
-        if (file := self.weights.packed_file) is not None:
+        if (file := self.weights.kept.packed_file) is not None:
             file.let_go()
 
     def close(self) -> None:
         """Finish what is written in the background, if it takes no longer than a moment."""
         for each in (self, self.draft):
-            if each is not None and (file := each.weights.packed_file) is not None:
+            if each is not None and (file := each.weights.kept.packed_file) is not None:
                 file.close()
 
     def measure_splits(self, known: Path) -> None:
@@ -246,7 +243,7 @@ class ModelRunner:
         from vnext.models.loading.adapter import Base  # adapters need torch
         from vnext.runtime.rank.adapters import AdapterSlots
 
-        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.weights.targets, self.path), rank_max)
+        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.weights.kept.targets, self.path), rank_max)
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
