@@ -315,7 +315,7 @@ def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
         )
 
 
-KEPT_BY_ONE = ("lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max")
+KEPT_BY_ONE = ("key_requests_per_minute", "key_tokens_per_minute", "key_answers_max")
 ONE_USUALLY = (*KEPT_BY_ONE, "api_key_file")  # whose keys may have limits
 API_SERVERS_MAX = 256
 
