@@ -530,7 +530,7 @@ INPUT_BUGS = [
 INPUT_LOSS_BUGS = [bug("units survive the ranks", "state.reduce", "        encoding=None,\n", "", "E3", "E2")]
 SEARCH_BUGS = [
     bug("a request joins while its vectors are looked for", "state.facilities.tier", "*searches))", "))", "E5", "should have been refused"),
-    bug("what is in a file takes a unit", "state.expected", "return is_whole or not unfound(state, id_, [place])", "return is_whole", "IllegalEvent", "S6", "E4"),
+    bug("what is in a file takes a unit", "state.expected", "return is_whole or not unfound(state, id_, [place])", "return is_whole", "IllegalEvent", "S6", "E4", "should have been refused"),
     bug("what is in a file takes the room of others", "state.expected",
         "lacking = unfound(state, waiting.id, begun(known, start, tokens, is_new=True))", "lacking = begun(known, start, tokens, is_new=True)", "S6"),
     bug("all that was looked for was found", "state.expected", "if place not in found] if found else places", "if place not in found] if found else []", "S6", "S3", "E3", "E4"),
