@@ -52,7 +52,7 @@ RECURRENT_SEEDS = 17
 """In two of so many scenarios, if nothing else speaks against it, the model has recurrent layers, drawn from a seed of its own."""
 PICTURED_SEEDS = 6
 """In one of so many scenarios prompts hold inputs; nothing is drawn for it."""
-SEARCHING_PICTURED = 2
+SEARCHING_PICTURED = 3
 """In one of so many of these ranks look for vectors in files."""
 SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
