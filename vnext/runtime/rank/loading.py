@@ -43,7 +43,7 @@ from vnext.runtime.protocol.messages import ModelFacts, RankReady
 from vnext.runtime.protocol.reasons import ENCODES, IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
-from vnext.runtime.rank.heads import load_draft_model
+from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.load_progress import LoadProgress
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner, Routes
