@@ -1,4 +1,4 @@
-"""CWM as a family from outside: Llama's form with windows. Serve it by `vnext serve FOLDER --family examples/family.py`."""
+"""CWM as a family from outside, in place of ours: Llama's form with windows. `vnext serve FOLDER --family examples/family.py`."""
 
 from __future__ import annotations
 

@@ -140,7 +140,10 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     weights, norm = layer_weights(shape, int8=False), torch.ones(shape.hidden).bfloat16()
     layers = stack.describe(
         tuple(
-            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, None, None, 0, 1, False, 0, 1.0, head_dim=shape.head_dim)
+            stack.StackLayer(
+                *weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, None, None, 0, 1, False, 0, 1.0, 1.0,
+                head_dim=shape.head_dim,
+            )
             for i in range(shape.layers)
         ),
         norm.dtype,

@@ -5,13 +5,12 @@ They change the pixels that a model reads, whose digest names the input: one ima
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from vnext.media.pictures import MediaError
 
-RATE_MAX = 1000.0
+RATE_MAX, NUMBER_MAX = 1000.0, 2**53
 HONOURED = {"min_pixels": int, "max_pixels": int, "num_frames": int, "fps": float}
 OF_VIDEOS = ("media_io_kwargs.video.num_frames", "media_io_kwargs.video.fps")
 
@@ -40,9 +39,9 @@ def custom_of(processor: Mapping[str, object], reading: Mapping[str, object]) ->
         name = path.rpartition(".")[2]
         if name not in HONOURED or (path.startswith("media_io_kwargs") and path not in OF_VIDEOS):
             raise MediaError(f"{path} is not supported: send {', '.join(HONOURED)}, or leave it out")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NUMBER_MAX
         if not is_number or not isinstance(value, int | float) or HONOURED[name](value) != value:
-            raise MediaError(f"{path} is {value!r}: it must be a number above 0")
+            raise MediaError(f"{path} must be a number above 0, of pixels and frames a whole one")
         if found.setdefault(name, value) != value:
             raise MediaError(f"{path} is {value!r} and was {found[name]!r} before: send one")
     if "num_frames" in found and "fps" in found:

@@ -39,7 +39,7 @@ class GridForm(NamedTuple):
         return Seen((part,), PLACE * len(self.spelled(part)))
 
     def customized(self, custom: Custom, name: str) -> GridForm:
-        """The form for one request's images. Raises MediaError where it custom for more than the model's files have."""
+        """The form for one request's images. Raises MediaError where it asks for more than the model's files have."""
         fewest = TOKENS_MIN * self.side**2
         most = custom.max_pixels or self.most
         least = custom.min_pixels or min(self.least, most)

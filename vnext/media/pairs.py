@@ -46,7 +46,7 @@ class PairForm(NamedTuple):
         return PLACE if self.per_second else BEGIN + PLACE + END
 
     def customized(self, custom: Custom, name: str) -> PairForm:
-        """The form for one request's videos. Raises MediaError where it custom for more than the model's files have."""
+        """The form for one request's videos. Raises MediaError where it asks for more than the model's files have."""
         if not PAIR <= (custom.num_frames or PAIR) <= self.most_frames or custom.fps > RATE_MAX:
             wanted = f"{custom.num_frames} frames" if custom.num_frames else f"{custom.fps} frames a second"
             raise MediaError(f"{name} is to be read in {wanted}: it takes {PAIR} to {self.most_frames}, {RATE_MAX:.0f} a second")

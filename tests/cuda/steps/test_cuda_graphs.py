@@ -171,7 +171,7 @@ def test_experts_are_captured_and_are_those_of_the_reference(
     shim: HostBackend, plain: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, which torch's grouped product serves: the twin refuses whatever would wait for the host."""
-    monkeypatch.setattr(ModelRunner, "_invariance", lambda runner, *asked: gpu_invariance(*asked))  # no shards without --deterministic
+    monkeypatch.setattr(ModelRunner, "_invariance", lambda runner: gpu_invariance(runner.settings.deterministic))  # no shards without
     folder = tiny_checkpoint(tmp_path / "tiny", **EXPERTS)
     expected, ran = answers(plain, folder, Shapes((), ()), 3, "bfloat16")
     assert ran["eager"] > 5

@@ -153,7 +153,7 @@ def test_it_is_chosen_where_it_serves_and_refused_with_a_reason(monkeypatch: pyt
     assert variants.shapes.rows == () and variants.shapes.tokens
     for change, reason in (
         (lambda: monkeypatch.setattr(runner, "invariance", Invariance(holds=True, why="")), "results depend on the batch"),
-        (lambda: monkeypatch.setattr(runner, "dtype", torch.float32), "does not know heads of 64 in float32"),
+        (lambda: monkeypatch.setattr(runner, "settings", replace(runner.settings, dtype="float32")), "does not know heads of 64 in float32"),
         (lambda: monkeypatch.setattr(flashinfer, "is_installed", lambda: False), "is not installed here"),
     ):
         change()

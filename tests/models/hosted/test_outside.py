@@ -106,9 +106,13 @@ def test_a_bad_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         family("BForCausalLM")
 
 
-def test_a_checkpoint_names_no_code() -> None:
+def test_a_checkpoint_names_no_code(tmp_path: Path) -> None:
     """Whatever stands in its config.json."""
-    raw = {"architectures": [NAME], "family": str(EXAMPLE), "vnext_family": str(EXAMPLE), "model_type": "own"}
-    assert architecture(raw) == NAME
+    file, name = tmp_path / "own.py", "OwnForCausalLM"
+    file.write_text(EXAMPLE.read_text().replace(NAME, name))
+    raw = {"architectures": [name], "family": str(file), "vnext_family": str(file), "model_type": "own"}
+    assert architecture(raw) == name
     with pytest.raises(ModelError, match="is not supported"):
-        family(NAME)
+        family(name)
+    outside.use_file(file)
+    assert family(name).parse is not None
