@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 
 from vnext.runtime.client.client import EngineClient
@@ -216,6 +217,13 @@ class FakeEngine:
 
     def _send(self, peer: bytes, message: Message) -> None:
         self._socket.send_multipart([peer, encoder.encode(message)])
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What statistics say of fake engines."""
+    plain = FakeEngine._stats
+    monkeypatch.setattr(FakeEngine, "_stats", lambda self: msgspec.structs.replace(plain(self), waiting=0))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

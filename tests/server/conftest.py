@@ -11,6 +11,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))  # fake_engine is shared with the client's own tests
 
 from edge_server import EdgeServer  # noqa: E402  (needs the path above)
+from fake_engine import nobody_waits  # noqa: E402
+
+assert nobody_waits  # a fixture for those who ask for it
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import msgspec
 import openai
 import pytest
 from edge_server import EdgeServer
-from fake_engine import FakeEngine, wait_until
+from fake_engine import wait_until
 
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.batches import lines as lines_module, store as store_module, worker as worker_module
@@ -22,15 +22,9 @@ from vnext.server.batches.store import Store
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.http.bodies import GROUPS_MAX
 
+pytestmark = pytest.mark.usefixtures("nobody_waits")
 BOUNDS = LineBounds(2**20, 2**20)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-
-
-@pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake engine's statistics say so."""
-    plain = FakeEngine._stats
-    monkeypatch.setattr(FakeEngine, "_stats", lambda self: msgspec.structs.replace(plain(self), waiting=0))
 
 
 @pytest.fixture

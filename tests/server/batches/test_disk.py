@@ -10,7 +10,7 @@ import openai
 import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
-from test_batches import ended, line, nobody_waits, results, start, upload
+from test_batches import ended, line, results, start, upload
 
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.batches import store as store_module, worker as worker_module
@@ -18,7 +18,7 @@ from vnext.server.batches.service import Batches
 from vnext.server.context.errors import StoreUnusable
 
 SENTENCE = r"The server's folder for files and batches cannot be written \(.*\): make room, then send the request again."
-assert nobody_waits  # a fixture of all tests here, too
+pytestmark = pytest.mark.usefixtures("nobody_waits")
 
 
 @pytest.fixture(autouse=True)

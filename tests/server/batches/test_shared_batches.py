@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import openai
 import pytest
 from edge_server import EdgeServer
-from fake_engine import FakeEngine, wait_until
+from fake_engine import wait_until
 
 from vnext.server.batches.service import BATCHES
 
-
-@pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = FakeEngine._stats
-    monkeypatch.setattr(FakeEngine, "_stats", lambda self: msgspec.structs.replace(plain(self), waiting=0))
+pytestmark = pytest.mark.usefixtures("nobody_waits")
 
 
 @pytest.fixture

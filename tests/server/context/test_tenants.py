@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 from edge_server import EdgeServer
-from fake_engine import FakeEngine, wait_until
+from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.protocol.messages import AdapterFiles, SubmitRequest
@@ -34,6 +34,7 @@ from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
 from vnext.server.views.responses import RESPONSES
 
+pytestmark = pytest.mark.usefixtures("nobody_waits")
 KEYS = """
 - {key: a, name: alpha}
 - {key: a2, name: alpha}
@@ -41,12 +42,6 @@ KEYS = """
 - {key: slow, name: slow, requests_per_minute: 3}
 - {key: root, name: operator, admin: true}
 """
-
-
-@pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = FakeEngine._stats
-    monkeypatch.setattr(FakeEngine, "_stats", lambda self: msgspec.structs.replace(plain(self), waiting=0))
 
 
 @pytest.fixture
