@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_without_valgrind_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("sys.argv", ["count_instructions"])
     assert count_instructions.main() == 0
     assert capsys.readouterr().out == "instructions: not counted, because there is no valgrind here: apt install valgrind\n"
+
+
+def test_what_is_due_by_the_clock_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {clock: getattr(time, clock) for clock in ("monotonic", "monotonic_ns")}
+    for clock, reads in kept.items():
+        monkeypatch.setattr(time, clock, reads)  # to be restored
+    count_instructions.stop_clock()
+    stopped = time.monotonic(), time.monotonic_ns()
+    began_ns = kept["monotonic_ns"]()
+    while kept["monotonic_ns"]() == began_ns:
+        pass
+    assert (time.monotonic(), time.monotonic_ns()) == stopped
 
 
 def test_the_steady_core_is_steady() -> None:
