@@ -124,7 +124,7 @@ ARROWS = {
     "server/responses": {"server/context", "text", "runtime/protocol"},
     "server/views": {
         "server/*", "server/batches", "server/messages", "server/ollama", "server/responses", "server/answers", "server/http",
-        "server/context", "text", "state/events", "state/params", "log", "runtime/protocol", "runtime/client", "base",
+        "server/context", "text", "state/events", "state/params", "state/store/inputs", "log", "runtime/protocol", "runtime/client", "base",
     },
     # `vnext router` is a server's outside once more
     "gateway": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -9,9 +11,13 @@ from aiohttp import web
 from router_here import RouterHere, Toy
 
 from vnext.base.version import __version__
-from vnext.server.context.identity import TICKET_HEADER
+from vnext.gateway import context
+from vnext.gateway.asked import CHAT
+from vnext.server.context.identity import INPUTS_HEADER, TICKET_HEADER
 
 LONG = {"model": "toy", "prompt": "What is the sea? " * 40}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400}}
+SHOWING = {"model": "toy", "messages": [{"role": "user", "content": [PICTURE]}], "cache_salt": "s"}
 
 
 class Roled(Toy):
@@ -50,6 +56,15 @@ class Roled(Toy):
 
 async def sealed(_: web.Request) -> web.Response:
     return web.json_response({"ticket": "T", "cached_tokens": 0})
+
+
+async def of_inputs(_: web.Request) -> web.Response:
+    return web.json_response({"ticket": "I", "cached_tokens": 0})
+
+
+async def never(_: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    raise web.HTTPInternalServerError
 
 
 async def broken(request: web.Request) -> web.Response:
@@ -93,3 +108,36 @@ def test_each_server_answers_alone() -> None:
         decode.health = 503
         router.wait_ready(1)
         assert router.call("POST", "/v1/completions", LONG)[1]["port"] == prefill.port and prefill.paths == ["/v1/completions"]
+
+
+def test_images_are_encoded_by_one_server_for_the_others() -> None:
+    encode, prefill, decode = Roled("encode", of_inputs), Roled("prefill", sealed), Roled("decode")
+    with encode, prefill, decode, RouterHere(encode.url, prefill.url, decode.url) as router:
+        assert router.call("POST", CHAT, SHOWING)[1]["port"] == decode.port
+        assert encode.paths == prefill.paths == ["/handover"] and decode.paths == [CHAT]
+        for each in (encode, prefill):
+            assert json.loads(each.bodies[0]) == {"chat": SHOWING, "cache_salt": "s", "model": "toy"}
+        headers = [(each.seen[0].headers.get(INPUTS_HEADER), each.seen[0].headers.get(TICKET_HEADER)) for each in (encode, prefill, decode)]
+        assert headers == [(None, None), ("I", None), ("I", "T")]
+        assert router.call("POST", CHAT, {"model": "toy", "messages": [{"role": "user", "content": "x" * 400}]})[0] == 200
+        assert len(encode.paths) == 1 and prefill.paths[1:] == ["/tokenize", "/handover"], "a text goes as before"
+        assert router.call("POST", CHAT, SHOWING, X_Vnext_Inputs="forged")[0] == 200
+        assert decode.seen[-1].headers[INPUTS_HEADER] == "I", "a client's would have ranks connect where it says"
+        encode.handover = broken
+        assert router.call("POST", CHAT, SHOWING, X_Vnext_Inputs="forged")[0] == 200
+        assert INPUTS_HEADER not in decode.seen[-1].headers
+
+
+@pytest.mark.parametrize("handover", [broken, busy, no_ticket, never])
+def test_a_server_that_encodes_nothing_costs_no_answer(handover: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "ENCODE_S", 0.3)
+    with Roled("encode", handover) as encode, Roled("decode") as decode, RouterHere(encode.url, decode.url) as router:
+        assert router.call("POST", CHAT, SHOWING)[1]["port"] == decode.port
+        assert encode.paths == ["/handover"] and INPUTS_HEADER not in decode.seen[0].headers
+
+
+def test_a_server_that_encodes_answers_nobody() -> None:
+    with Roled("encode", of_inputs) as encode, Roled("decode") as decode, RouterHere(encode.url, decode.url) as router:
+        decode.health = 503
+        router.wait_ready(1)
+        assert router.call("POST", CHAT, SHOWING)[0] == 503 and CHAT not in encode.paths

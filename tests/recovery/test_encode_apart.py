@@ -192,7 +192,7 @@ def test_an_engine_that_only_encodes_answers_nobody(reader: Model, pair: LLM) ->
     [
         ({"data_parallel_size": 2, "encode_engines": 2}, "encode_engines is 2 of data_parallel_size 2: leave at least one to answer"),
         ({"data_parallel_size": 2, "encode_engines": 1, "prefill_engines": 1}, "leave at least one to decode"),
-        ({"role": "encode"}, "role is encode, which engines of one server have so far"),
+        ({"role": "encode"}, "role is encode, and cluster_secret_file is missing"),
         ({"role": "encode", "encode_engines": 1, "data_parallel_size": 2}, "encode_engines is 1, which gives engines their roles, and role is encode"),
         (PAIR | {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, and vectors of inputs go to ranks of one host"),
     ],

@@ -89,7 +89,7 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             engine_address=starting.addresses[0], other_engines=starting.addresses[1:],
             data_parallel_policy=command.engine.data_parallel_policy,
             roles=command.engine.roles, role=command.engine.role,
-            takes_tickets=command.engine.role == "decode" and bool(command.engine.cluster_secret_file),
+            takes_tickets=command.engine.role in ("prefill", "decode") and bool(command.engine.cluster_secret_file),
             model_path=str(model_path),
             max_lora_rank=command.engine.max_lora_rank,
             log_format=command.engine.log_format,

@@ -31,8 +31,10 @@ KEY_BYTES = 256
 TIMEOUT_S = 0.5
 TEXT_BYTES_MIN = 256
 """A shorter prompt has no prefix worth knowing."""
+CHAT = "/v1/chat/completions"
+SHOWING = b"image_url", b"video_url"
 FIELDS = {
-    "/v1/chat/completions": (
+    CHAT: (
         "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
     ),
     "/v1/completions": ("model", "prompt", "add_special_tokens"),
@@ -46,7 +48,7 @@ HOP_BY_HOP = frozenset(
 _OF_REQUESTS = frozenset(
     "host content-length content-encoding accept-encoding expect cookie origin referer forwarded x-forwarded-for "
     "sec-fetch-site sec-fetch-mode sec-fetch-dest sec-fetch-user access-control-request-method "
-    "access-control-request-headers x-vnext-handover".split()
+    "access-control-request-headers x-vnext-handover x-vnext-inputs".split()
 )
 """Tickets too: this router gives them out, and a client's would make ranks connect where it says."""
 _KEYS = frozenset({"authorization", "x-api-key"})
@@ -83,6 +85,7 @@ _decoder = msgspec.json.Decoder(_Body)
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `model` is "" where it names none. `is_stream`: it is one with which another server could go on. `hashes`: of
     its prompt's pieces; `tokens`: about its length; `key`: what `consistent_hash` keeps together. `takes_seed`: it has none.
+    `shows`: it is a chat that may show images, whose tokens are not all of its prompt.
     `previous`: the id of the stored response that it continues, "" for none. `salt`: its cache salt."""
 
     body: bytes
@@ -92,6 +95,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     key: bytes = b""
     takes_seed: bool = False
+    shows: bool = False
     previous: str = ""
     salt: str = ""
 
@@ -128,6 +132,7 @@ def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
         hashes=tuple(piece_hashes(text, f"{model}\0{salt}".encode(errors="replace"))),
         tokens=len(text) // BYTES_PER_TOKEN + 1,
         key=text[:KEY_BYTES] if given is None else given.encode(errors="replace"),
+        shows=path == CHAT and any(each in text for each in SHOWING),
         takes_seed=is_stream and found.seed is None and not found.use_beam_search,
         previous=found.previous_response_id if isinstance(found.previous_response_id, str) else "",
         salt=salt,
@@ -169,13 +174,15 @@ async def token_prompt(
 
 
 async def ticket_from(
-    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt, headers: Iterable[tuple[str, str]]
+    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt | None, headers: Iterable[tuple[str, str]],
+    limit_s: float | None = None,
 ) -> str:
-    """What the server at `url` says when it has computed a prompt for another one; "" where it has not."""
-    body = {"tokens": unpack_tokens(prompt.tokens).tolist(), "cache_salt": asked.salt}
-    data = msgspec.json.encode(body | ({"model": asked.model} if asked.model else {}))
+    """What the server at `url` says when it has computed a prompt for another one, None for that of a chat's whole body, or encoded
+    what it shows; "" where it has not within `limit_s`."""
+    what = {"chat": msgspec.Raw(asked.body)} if prompt is None else {"tokens": unpack_tokens(prompt.tokens).tolist()}
+    data = msgspec.json.encode(what | {"cache_salt": asked.salt} | ({"model": asked.model} if asked.model else {}))
     try:
-        async with session.post(f"{url}/handover", data=data, headers=headers) as response:
+        async with asyncio.timeout(limit_s), session.post(f"{url}/handover", data=data, headers=headers) as response:
             return msgspec.json.decode(await response.read(), type=_Ticket).ticket if response.status == 200 else ""
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
         return ""

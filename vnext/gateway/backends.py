@@ -88,7 +88,7 @@ class EngineViews:
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself. `models`: those it serves, as /v1/models lists them, by name. `version` is that of vnext, ""
     for another server. `fingerprint`: equal for servers that compute the same tokens, "" where tokens depend on the batch.
-    `role`: a server that is "prefill" computes prompts for one that is "decode"."""
+    `role`: a server that is "prefill" computes prompts for one that is "decode", "encode" encodes what prompts show."""
 
     models: dict[str, dict[str, Any]]
     version: str = ""
@@ -320,7 +320,7 @@ class Fleet:
         self.changed = asyncio.Event()
         by_model: dict[str, dict[str, str]] = {}
         for each in self:
-            for name in each.identity.models if each.identity.fingerprint else ():
+            for name in each.identity.models if each.identity.fingerprint and each.identity.role != "encode" else ():
                 by_model.setdefault(name, {}).setdefault(each.identity.fingerprint, each.url)
         differing: dict[tuple[tuple[str, str], ...], list[str]] = {}
         for name, urls in by_model.items():

@@ -34,6 +34,10 @@ from vnext.server.context.tallies import Histogram, LabelledCounter
 from vnext.server.tls import verifying_context
 
 CONNECT_TIMEOUT_S = 3.0
+ENCODE_S = 30.0
+"""For a server that encodes what a prompt shows."""
+APART = frozenset({"prefill", "encode"})
+"""Roles of servers that compute something for those that answer."""
 OF_ONE_SERVER = ("/v1/files", "/v1/batches")
 """Paths whose state is in one server's folder: the first one's."""
 KNOWN_MAX = 2**16
@@ -151,10 +155,23 @@ class RouterContext:
         return self.fleet.choose(asked, known, lambda each: each in (of_kind or fit))
 
     def _answers(self, backend: Backend, tried: Collection[Backend]) -> bool:
-        """Whether a server answers requests: one that computes prompts for others does while there is none of these."""
-        if backend.identity.role != "prefill":
+        """Whether a server answers requests: one that computes prompts for others does while there is none of these, one that
+        encodes never."""
+        if backend.identity.role not in APART:
             return True
-        return not any(each.is_ready and each.identity.role != "prefill" and each not in tried for each in self.fleet)
+        others = (each for each in self.fleet if each.is_ready and each.identity.role not in APART and each not in tried)
+        return backend.identity.role == "prefill" and next(others, None) is None
+
+    async def inputs_ticket(self, asked: Asked, known: Known, headers: Pairs) -> str:
+        """The ticket of the images that a server has encoded for the others; "" where there is none, or they are encoded there."""
+        try:
+            first = self.fleet.choose(asked, known, lambda each: each.identity.role == "encode") if asked.shows else None
+        except (NoBackend, ModelUnknown):
+            first = None
+        if first is None:
+            return ""
+        with first.serving(asked, known, "handover-"):
+            return await ticket_from(self.session, first.url, asked, None, headers, ENCODE_S)
 
     async def ticket(self, asked: Asked, known: Known, path: str, headers: Pairs) -> str:
         """The ticket of a prompt that a server has computed for the one that answers; "" where no two servers share the work, the
@@ -166,10 +183,13 @@ class RouterContext:
             first = self.fleet.choose(asked, known, lambda each: each.identity.role == "prefill" and each.knows_tokens(asked.model))
         except (NoBackend, ModelUnknown):
             return ""
-        prompt = known.prompt if known.by_tokens else await token_prompt(self.session, first.url, path, asked, headers)
-        if prompt is None:
-            return ""
-        with first.serving(asked, Known(prompt, True), "handover-"):
+        prompt = None
+        if not asked.shows:
+            prompt = known.prompt if known.by_tokens else await token_prompt(self.session, first.url, path, asked, headers)
+            if prompt is None:
+                return ""
+            known = Known(prompt, True)
+        with first.serving(asked, known, "handover-"):
             return await ticket_from(self.session, first.url, asked, prompt, headers)
 
     @asynccontextmanager

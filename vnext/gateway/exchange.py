@@ -25,7 +25,7 @@ from vnext.gateway.continuing import SHOWN
 from vnext.gateway.health import reason_of
 from vnext.gateway.outgoing import EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 from vnext.server.context.errors import ClientGone, ModelUnknown
-from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER, TICKET_HEADER
+from vnext.server.context.identity import INPUTS_HEADER, REQUEST_ID, REQUEST_ID_HEADER, TICKET_HEADER
 from vnext.server.http.event_ids import HEADER, begin_of, origin_in
 
 TRIES_MAX = 4
@@ -55,7 +55,7 @@ class Exchange:
         self._answers: list[web.Response] = []
         self._tries = 0
         self._started_s = time.monotonic()
-        self._known, self._ticket = NOTHING, ""
+        self._known, self._tickets = NOTHING, dict[str, str]()
         self._headers: Pairs = []
         self._out: Outgoing | None = None
         self._response = begun or web.StreamResponse()
@@ -64,8 +64,10 @@ class Exchange:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
         self._headers = self._to_server()
         self._known = await self._context.known(self._asked, self._request.path, self._headers)
-        self._ticket = await self._context.ticket(self._asked, self._known, self._request.path, self._headers)
-        self._headers = self._to_server()  # with the ticket, too
+        self._tickets[INPUTS_HEADER] = await self._context.inputs_ticket(self._asked, self._known, self._headers)
+        self._headers = self._to_server()  # with that ticket, too
+        self._tickets[TICKET_HEADER] = await self._context.ticket(self._asked, self._known, self._request.path, self._headers)
+        self._headers = self._to_server()
         name = f"{KINDS.get(self._request.path, '')}-{self._request[REQUEST_ID]}"
         while True:
             backend = self._next() if self._out is None else await self._successor(self._out)
@@ -238,7 +240,7 @@ class Exchange:
 
     def _to_server(self) -> Pairs:
         own, settings = {REQUEST_ID_HEADER: self._request[REQUEST_ID]}, self._context.settings
-        own |= {TICKET_HEADER: self._ticket} if self._ticket else {}
+        own |= {name: ticket for name, ticket in self._tickets.items() if ticket}
         client = self._request.remote or ""
         return to_server(self._request.headers, client, own, settings.backend_api_key, settings.http.needs_key)
 

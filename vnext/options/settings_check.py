@@ -319,8 +319,8 @@ def _check_encoding(settings: EngineSettings) -> None:
         raise SettingsError(f"{given}, which gives engines their roles, and role is {settings.role}: leave one of the two out.")
     if count >= size:
         raise SettingsError(f"{given} of data_parallel_size {size}: leave at least one to answer.")
-    if not count:
-        raise SettingsError(f"{given}, which engines of one server have so far: use data_parallel_size and encode_engines.")
+    if not count and not settings.cluster_secret_file:
+        raise SettingsError(f"{given}, and cluster_secret_file is missing: give the servers of all roles the same file.")
     for name in ("pipeline_parallel_size", "nnodes"):
         if getattr(settings, name) > 1:
             why = "vectors of inputs go to ranks of one host"
@@ -333,7 +333,7 @@ def _check_handover(settings: EngineSettings) -> None:
     if transport == "nixl":
         why = "which moves blocks between GPUs, and vnext hands blocks over on CPUs so far"
         raise SettingsError(f"handover_transport is nixl, {why}: use auto.")
-    if not (settings.prefill_engines or settings.encode_engines) and settings.role != "prefill":
+    if not (settings.prefill_engines or settings.encode_engines) and settings.role not in ("prefill", "encode"):
         for name in ("handover_address", "handover_bytes", "handover_transport"):
             if (value := getattr(settings, name)) != getattr(usual, name):
                 remedy = "add --role prefill or --prefill-engines, or leave it out"

@@ -68,7 +68,7 @@ ENGINE_HELP = {
     "pipeline_microbatches": "parts of the requests that decode, so that stages compute at once; 0 for one a stage, 1 for none",
     "data_parallel_size": "number of engines that share the requests, each with its own ranks, cache and log",
     "data_parallel_policy": "which engine a request goes to: prefix, least_loaded, round_robin or consistent_hash",
-    "role": "prefill computes prompts for other servers, decode answers behind those; see docs/disaggregation.md",
+    "role": "prefill computes prompts, encode images, for servers that decode and answer; see docs/disaggregation.md",
     "prefill_engines": "number of the engines of --data-parallel-size that compute prompts for the others; 0 for none",
     "encode_engines": "number of them that only encode images and sounds for the others; 0 for none",
     "handover_address": "host:port at which prefill engines serve blocks to other hosts, one port for each rank (default: none)",

@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
-from vnext.server.context.identity import TICKET_HEADER, answer_id, client_of, identify
+from vnext.server.context.identity import INPUTS_HEADER, TICKET_HEADER, answer_id, client_of, identify
 from vnext.server.context.openai_types import NO_USAGE, GenerationBody, UsageShown
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
@@ -40,7 +40,7 @@ Check = Callable[[Any, ServerContext], None]
 class Call(msgspec.Struct, frozen=True):
     """`body`: as its API's struct. `client`: whose share it takes. `started_s`: when the body was here (monotonic). `id`: its
     answer's. `names` begin those of its requests to the engine. `seed`: of a stream, where the body has none. `last`: of a stream
-    that the client picks up again. `ticket`: of a prompt that another server has computed, "" for none.
+    that the client picks up again. `ticket`: of a prompt that another server has computed, "" for none; `inputs_ticket`: of inputs.
 
     The rest is what its API makes of the body. `asked`: the body in OpenAI's terms. `packed`: the only prompt as the engine gets
     it (int32 bytes), where that differs from its tokens: it holds images. `negative`: the tokens of the negative
@@ -59,6 +59,7 @@ class Call(msgspec.Struct, frozen=True):
     seed: int | None = None
     last: LastEvent | None = None
     ticket: str = ""
+    inputs_ticket: str = ""
     asked: GenerationBody = GenerationBody()
     usage: UsageShown = NO_USAGE
     params: UncheckedParams = UncheckedParams()
@@ -80,8 +81,9 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
     started_s = time.monotonic()
     if given := getattr(body, "request_id", None):
         identify(request, given)
-    # A ticket is ASCII; other bytes cannot be sent to the engine.
-    ticket = request.headers.get(TICKET_HEADER, "") if context.settings.takes_tickets else ""
+    takes, role = context.settings.takes_tickets, context.settings.role
+    ticket = _ticket(request, TICKET_HEADER) if takes and role != "prefill" else ""
+    inputs_ticket = _ticket(request, INPUTS_HEADER) if takes else ""
     streams = getattr(body, "stream", None)
     last = last_event(request.headers) if streams and HEADER in request.headers else None
     if last is None:
@@ -90,9 +92,12 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
     else:
         id_ = f"{kind}-{last.origin.answer}"
         created_s, seed, names = last.origin.created_s, last.origin.seed, f"{id_}-{secrets.token_hex(4)}"
-    return Call(
-        request, context, body, client, started_s, id_, created_s, names, seed, last, ticket if ticket.isascii() else ""
-    )
+    return Call(request, context, body, client, started_s, id_, created_s, names, seed, last, ticket, inputs_ticket)
+
+
+def _ticket(request: web.Request, name: str) -> str:
+    """A ticket is ASCII; other bytes cannot be sent to the engine."""
+    return found if (found := request.headers.get(name, "")).isascii() else ""
 
 
 class Checks:

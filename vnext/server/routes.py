@@ -147,7 +147,7 @@ ROUTES = (
     Route("GET", "/api/version", ollama_version),
     Route("POST", "/tokenize", tokenize, "the tokens of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "the text of tokens", DetokenizeBody),
-    Route("POST", "/handover", hand_over, "computes a prompt for another server (with --role prefill)", HandoverBody),
+    Route("POST", "/handover", hand_over, "computes for another server (with --role prefill or encode)", HandoverBody),
     Route("GET", "/health", get_health, "200 while requests are served, else 503; also /ping"),
     Route("GET", "/ping", get_health),
     Route("POST", "/ping", get_health),

@@ -39,8 +39,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     answer for `write_timeout_s`. A stream shows a sign of life after `sse_ping_interval_s` of silence (0: never).
 
     `engine_address` is the first engine's, `other_engines` are those of the others, among which `data_parallel_policy` chooses
-    by their `roles`. With `role` "prefill" routers may have prompts computed for other servers; with `takes_tickets` they may send
-    requests whose prompts another server has computed.
+    by their `roles`. With `role` "prefill" routers may have prompts computed for other servers, with "encode" their inputs encoded;
+    with `takes_tickets` they may send requests for which another server has done so.
 
     `listener` is the descriptor of the socket to accept from, -1 for one of this process. `number` is that of this API server
     among all that its server has had: those of one place have the same remainder by `api_server_count`. `shared_dir` is the folder

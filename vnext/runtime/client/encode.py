@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, LiveRequest, OutputStream, Refused
-from vnext.runtime.protocol.messages import RequestOutput
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import NO_POOLING, Sampling
 from vnext.state.store.inputs import digest_at, has_inputs, inputs_in
@@ -24,6 +24,15 @@ PATIENCE_S = 30.0
 BEHIND = 0
 """A token behind inputs, so that a prompt of them has a text."""
 GoOn = Callable[[LiveRequest], None]
+
+
+def of_inputs(request: SubmitRequest) -> SubmitRequest:
+    """The request that only encodes the inputs of another one's prompt."""
+    known = unpack_tokens(request.prompt)
+    inputs = [known[each.start : each.start + each.length] for each in inputs_in(known)]
+    prompt = pack_tokens(np.concatenate((*inputs, np.array([BEHIND], np.int32))))
+    sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
+    return replace(request, prompt=prompt, sampling=sampling, adapter=None, has_seed=True, encodes=True)
 
 
 class Encode(OutputStream):
@@ -37,12 +46,7 @@ class Encode(OutputStream):
 
     def request(self) -> LiveRequest:
         """The request of the inputs."""
-        own, known = self._original.request, unpack_tokens(self._original.request.prompt)
-        inputs = [known[each.start : each.start + each.length] for each in inputs_in(known)]
-        prompt = pack_tokens(np.concatenate((*inputs, np.array([BEHIND], np.int32))))
-        sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
-        changes = {"prompt": prompt, "sampling": sampling, "adapter": None, "has_seed": True, "encodes": True}
-        return LiveRequest(replace(own, **changes), self)
+        return LiveRequest(of_inputs(self._original.request), self)
 
     def given_back(self) -> LiveRequest:
         """The original request, which waits for nothing more."""

@@ -75,13 +75,15 @@ log = logging.getLogger(__name__)
 class Asked(msgspec.Struct):
     """What clients have asked for that is no event, for those who do it: `operations`, and event streams, or none any more
     (`subscribed`). Of the requests that arrived: the files of their adapters, by digest; those whose blocks are to leave, and the
-    tickets of those whose prompts another engine has computed, each None where the engine hands over, or takes, nothing."""
+    tickets of those whose prompts, or whose inputs, another engine has computed, each None where the engine hands over, or takes,
+    nothing."""
 
     operations: list[tuple[bytes, Operate]] = []
     subscribed: list[tuple[bytes, bool]] = []
     adapter_files: dict[str, AdapterFiles] = {}
     to_hand_over: set[int] | None = None
     tickets: dict[int, str] | None = None
+    inputs_tickets: dict[int, str] | None = None
 
 
 class Clients:
@@ -272,6 +274,8 @@ class Clients:
             self.asked.to_hand_over.add(next_id)
         if wish.ticket and self.asked.tickets is not None:
             self.asked.tickets[next_id] = wish.ticket
+        if wish.inputs_ticket and self.asked.inputs_tickets is not None:
+            self.asked.inputs_tickets[next_id] = wish.inputs_ticket
         return event
 
     def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:

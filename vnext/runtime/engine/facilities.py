@@ -48,7 +48,8 @@ class Facilities:
             clients.asked.tickets = {}
             self.all.append(TierTransfers(started.world_size, send, held.tier, clients.asked.tickets))
         if held.keepers:
-            self.all.append(Searches(held.keepers))
+            clients.asked.inputs_tickets = {}
+            self.all.append(Searches(held.keepers, send, clients.asked.inputs_tickets))
         if started.config.pinned_pages_max:
             self.all.append(EventClock())
         self._handovers: HandOvers | None = None

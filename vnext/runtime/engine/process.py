@@ -305,7 +305,7 @@ def start_core(
     started, engine = started_event(settings, ranks), settings.engine
     recorder = open_log(settings, started, log_bounds(engine))
     seed = secrets.randbits(64) if engine.seed is None else engine.seed % 2**64
-    notes = CoreNotes(settings.run_dir)
+    notes, secret = CoreNotes(settings.run_dir), secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
     ready = EngineReady(
         config=started.config,
         model=started.model,
@@ -318,11 +318,12 @@ def start_core(
         root_seed=seed if before is None else derived_seed(seed, before.number),
         blamed="" if before is None else before.blamed,
         replaces=before is not None and before.replaced,
+        inputs_ticket=ticket_of(ranks[:1], engine.handover_transport, secret) if settings.role == "encode" else "",
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
-    secret = secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
-    ticket, keepers = ticket_of(ranks, engine.handover_transport, secret), sum(ready.keeps_inputs for ready in ranks)
+    ticket = ticket_of(ranks, engine.handover_transport, secret) if settings.role == "prefill" else ""
+    keepers = sum(ready.keeps_inputs for ready in ranks)
     held = Held(opening(ranks, engine.kv_disk_bytes), ticket, keepers)
     core = EngineCore(started, executor, recorder, clients, engine, recovery, held)
     if measures_drafts(engine, started):

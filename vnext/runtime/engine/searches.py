@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import InputsRead, RankReady
+from vnext.runtime.transport.ring.broadcast import FetchInputs, encode_fetch
 from vnext.sched.encoding import next_search
 from vnext.state.events import InputsFound, InputsSought, RequestId
 from vnext.state.state import State
@@ -24,14 +25,14 @@ class Searches(Facility):
 
     answers = (InputsRead,)
 
-    def __init__(self, keepers: int) -> None:
-        """`keepers`: the ranks that look."""
-        self._keepers = keepers
-        self.begin_again(lambda message: None, ())
+    def __init__(self, keepers: int, send: Send, tickets: dict[int, str]) -> None:
+        """`keepers`: the ranks that look; `tickets`: of requests whose inputs another engine has encoded."""
+        self._keepers, self._tickets = keepers, tickets
+        self.begin_again(send, ())
 
     def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
         """Other ranks have read nothing."""
-        self._next_id = 0
+        self._send, self._next_id = send, 0
         self._wanted: dict[int, None] = {}
         self._began_s: dict[int, float] = {}
         self._read: dict[int, dict[int, InputsRead]] = {}
@@ -70,7 +71,11 @@ class Searches(Facility):
             self._next_id = state.next_id
         if not self._wanted:
             return None
+        for id_ in [id_ for id_ in self._tickets if id_ not in state.requests]:
+            del self._tickets[id_]
         event = next_search(state, self._wanted)
+        if event is not None and (ticket := self._tickets.get(event.id)):
+            self._send(encode_fetch(FetchInputs(id=event.id, ticket=ticket)))
         for id_ in list(self._wanted):
             del self._wanted[id_]
             if event is not None and id_ == event.id:

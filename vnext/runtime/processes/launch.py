@@ -178,7 +178,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, i
         log_dir=log_dir,
         draft_path=draft_path,
         replica=replica,
-        inputs_dir=inputs_dir or (str(shared_twin(run_dir.path)) if settings.encode_engines else ""),
+        inputs_dir=inputs_dir or (str(shared_twin(run_dir.path)) if settings.encode_engines or settings.role != "both" else ""),
     ))  # fmt: skip
     starting = StartingEngine(start_child(core.name, "vnext.runtime.engine.main"), core, run_dir)
     try:

@@ -48,7 +48,8 @@ class SubmitRequest(Message, frozen=True, tag=1):
     `deaths` is 0 for a new request. Else it counts the engine cores in a row that ended with this request and gave it no token
     since the one before, and `generated` are the tokens that its client has (int32 bytes).
     `hands_over`: put the prompt's full blocks where another engine's ranks find them; the last output then has the ticket that
-    says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none. `client`: a number, 0 for none.
+    says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none; `inputs_ticket`: that of one which
+    has encoded its inputs. `client`: a number, 0 for none.
     `encodes`: an engine that encodes inputs for others makes the vectors of those in the prompt, and nothing else is asked."""
 
     name: str
@@ -64,6 +65,7 @@ class SubmitRequest(Message, frozen=True, tag=1):
     ticket: str = ""
     client: int = 0
     encodes: bool = False
+    inputs_ticket: str = ""
 
 
 class AbortRequests(Message, frozen=True, tag=2):
@@ -112,7 +114,8 @@ class TokenLogprobs(Message, frozen=True):
 class EngineReady(Message, frozen=True, tag=10):
     """With `max_restarts` > 0 another engine core follows one that ends. `root_seed` keys requests without a seed
     (derived_seed). `blamed` names the request in which the engine core before this one ended, if that is known. It `replaces`
-    one that its operator has ended, and may have another model.
+    one that its operator has ended, and may have another model. `inputs_ticket`: by which other engines get the vectors of inputs
+    that this one has encoded, "" for one that encodes for nobody.
     """
 
     config: SchedulerConfig
@@ -126,6 +129,7 @@ class EngineReady(Message, frozen=True, tag=10):
     root_seed: int = 0
     blamed: str = ""
     replaces: bool = False
+    inputs_ticket: str = ""
 
 
 class RequestRefused(Message, frozen=True, tag=11):

@@ -35,9 +35,13 @@ from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, listen
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
+from vnext.runtime.hosts.handover.receiving import VectorReceiver
+from vnext.runtime.hosts.handover.source import HandoverFailed
+from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.protocol.messages import InputsRead
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.tier import yield_to_others
+from vnext.runtime.transport.ring.broadcast import FetchInputs
 from vnext.state.events import AnyEvent, InputsSought, PrefixCacheReset
 from vnext.state.facilities.sought import lacking_digests
 from vnext.state.state import State
@@ -96,12 +100,15 @@ class Shelf:
     search finds is read by a thread, and `inputs` have it when `reports` says so."""
 
     def __init__(
-        self, files: VectorFiles, writes: bool, at_once: bool = False, rank: int = 0, inputs: Inputs | None = None
+        self, files: VectorFiles, writes: bool, at_once: bool = False, rank: int = 0, inputs: Inputs | None = None,
+        receiver: VectorReceiver | None = None,
     ) -> None:
+        """`receiver`: of vectors that other engines have, None where nobody has any."""
         self.files, self._at_once, self._rank, self._inputs = files, at_once, rank, inputs
+        self._receiver, self._tickets = receiver, dict[int, str]()
         self._reader, self._reads = ThreadPoolExecutor(1, "inputs-read"), list[Future[Read]]()
         self._writer = ThreadPoolExecutor(1, "inputs-write", yield_to_others) if writes else None
-        self._has_warned, self._free = False, threading.BoundedSemaphore(BEHIND_MAX)
+        self._said, self._free = set[str](), threading.BoundedSemaphore(BEHIND_MAX)
 
     def read(self, digest: bytes) -> Encoded | None:
         """An input's vectors, None if they are not there."""
@@ -115,12 +122,16 @@ class Shelf:
             if self._at_once:
                 written.result()
 
+    def expect(self, request: FetchInputs) -> None:
+        """The vectors of a request that is looked for next are at another engine, too."""
+        self._tickets = {request.id: request.ticket}
+
     def fold(self, event: AnyEvent, state: State) -> None:
         """Look for inputs, and remove all files, behind those that are being written, where an event empties the caches."""
         if isinstance(event, InputsSought) and self._inputs is not None:
             digests = lacking_digests(state, event.id)
             lacking = {digest for digest in digests.values() if not self._inputs.has(digest)}
-            self._reads.append(self._reader.submit(self._read_all, event.id, digests, lacking))
+            self._reads.append(self._reader.submit(self._read_all, event.id, digests, lacking, self._tickets.pop(event.id, "")))
         if self._writer is not None and isinstance(event, PrefixCacheReset):
             self._writer.submit(self.files.clear)
 
@@ -142,8 +153,15 @@ class Shelf:
         there = tuple(place for place, digest in read.digests.items() if self._inputs.has(digest))
         return InputsRead(rank=self._rank, id=read.id, places=there)
 
-    def _read_all(self, id_: int, digests: dict[int, bytes], lacking: set[bytes]) -> Read:
+    def _read_all(self, id_: int, digests: dict[int, bytes], lacking: set[bytes], ticket: str) -> Read:
         found = {digest: self.read(digest) for digest in lacking}
+        if ticket and self._receiver is not None:
+            try:
+                for digest, file in self._receiver.files(ticket, [digest for digest, each in found.items() if each is None]):
+                    vectors = self.files.vectors_in(file, digest)
+                    found[digest] = None if vectors is None else Encoded.of(vectors)
+            except HandoverFailed as error:
+                self._warn(f"Inputs are encoded here too: {error}")
         return Read(id_, digests, {digest: encoded for digest, encoded in found.items() if encoded is not None})
 
     def close(self) -> None:
@@ -156,11 +174,14 @@ class Shelf:
         try:
             self.files.write(digest, file)
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                log.warning("Vectors of inputs are not kept on disk, and serving goes on: %s", error)
+            self._warn(f"Vectors of inputs are not kept on disk, and serving goes on: {error}")
         finally:
             self._free.release()
+
+    def _warn(self, sentence: str) -> None:
+        if (kind := sentence.partition(":")[0]) not in self._said:
+            self._said.add(kind)
+            log.warning("%s", sentence)
 
 
 class Inputs:
@@ -325,5 +346,7 @@ def open_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers
     if settings.inputs_dir:
         identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
         files = VectorFiles(Path(settings.inputs_dir).expanduser(), identity, settings.inputs_bytes)
-        inputs.shelf = Shelf(files, settings.rank == 0, settings.role == "encode", settings.rank, inputs)
+        takes = settings.cluster_secret_file and settings.role != "encode"
+        receiver = VectorReceiver(secret_of(settings.cluster_secret_file), files.identity) if takes else None
+        inputs.shelf = Shelf(files, settings.rank == 0, settings.role == "encode", settings.rank, inputs, receiver)
     return inputs

@@ -29,11 +29,9 @@ from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import has_tower, unread
 from vnext.models.outside import use_file
-from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, PageFolder, open_files
-from vnext.runtime.hosts.handover.publishing import Publisher, Shelf
+from vnext.runtime.hosts.handover.publishing import Publisher, Shelf, VectorOffer, block_server
 from vnext.runtime.hosts.handover.receiving import Receiver
-from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_bytes
@@ -126,8 +124,12 @@ def _load_tower_alone(settings: RankSettings, parallel: Parallel) -> tuple[Rank,
         raise SettingsError("--role encode (or --encode-engines): this model reads no images and no sounds: leave it out")
     if settings.rank == 0:
         load_tower(settings, runner)
-    shelf = runner.inputs.shelf if runner.inputs else None
-    return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner), shelf=shelf), runner
+    shelf, offer = runner.inputs.shelf if runner.inputs else None, None
+    if shelf is not None:
+        server = block_server(settings, secret_for(settings), {shelf.files.identity: shelf.files.raw})
+        offer = VectorOffer(str(shelf.files.folder), server)
+    weights = RankWeights(settings.rank, settings.world_size, runner)
+    return Rank(settings.rank, HostSteps(runner), weights, publisher=offer, shelf=shelf), runner
 
 
 def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
@@ -157,7 +159,7 @@ def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | N
     """What hands this rank's blocks over; None in an engine that keeps them. Raises SettingsError where it cannot be had."""
     if settings.role != "prefill":
         return None
-    page_bytes, state_bytes, server = runner.block_bytes(settings.block_size), runner.state_bytes(), None
+    page_bytes, state_bytes = runner.block_bytes(settings.block_size), runner.state_bytes()
     folder, identity, behind = Path(settings.handover_dir), handover_identity(settings, runner), None
     try:
         files = open_files(settings, folder, identity, page_bytes)
@@ -168,15 +170,7 @@ def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | N
         raise SettingsError(f"{why}: make room in shared memory, or leave --role out") from error
     if files is None:
         return None
-    if settings.handover_address:
-        host, port = split_address(settings.handover_address)
-        try:
-            own = host, port + settings.place if port else 0
-            reads = {each.identity: each.raw for each in (files, behind) if each is not None}
-            server = BlockServer(own, secret_for(settings), reads)
-        except OSError as error:
-            why = f"--handover-address is {settings.handover_address}, where rank {settings.rank} cannot listen"
-            raise SettingsError(f"{why} ({error.strerror}): give another one") from error
+    server = block_server(settings, secret_for(settings), {each.identity: each.raw for each in (files, behind) if each is not None})
     room = settings.handover_bytes // (1 + (behind is not None))
     snapshots = None if behind is None else Shelf(behind, runner.state_rows, room)
     return Publisher(settings.rank, settings.handover_dir, Shelf(files, runner.page_rows, room), server, snapshots)

@@ -16,12 +16,12 @@ from typing import Protocol
 import msgspec
 
 from vnext.log import snapshot
-from vnext.runtime.hosts.handover.publishing import Publisher
 from vnext.runtime.protocol.messages import (
     AdapterRead,
     BlocksPublished,
     BlocksRead,
     BlocksWritten,
+    HandoverPlace,
     InputsRead,
     RankAnswer,
     StepResult,
@@ -30,7 +30,15 @@ from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.errors import GaveUp
-from vnext.runtime.transport.ring.broadcast import BeginFrom, FetchBlocks, RankRequest, ReadAdapter, StoreBlocks, decode_events
+from vnext.runtime.transport.ring.broadcast import (
+    BeginFrom,
+    FetchBlocks,
+    FetchInputs,
+    RankRequest,
+    ReadAdapter,
+    StoreBlocks,
+    decode_events,
+)
 from vnext.runtime.transport.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import (
@@ -74,12 +82,25 @@ class Beside(Protocol):
         """End, with what it has begun."""
 
 
+class Looking(Beside, Protocol):
+    """What looks for vectors of inputs, too."""
+
+    def expect(self, request: FetchInputs) -> None:
+        """Those of a request may be at another engine."""
+
+
+class Offering(Beside, Protocol):
+    """What lets other engines have something, from this place."""
+
+    place: HandoverPlace
+
+
 class Rank:
     """One rank. `handle` takes one message of the ring; `collect` returns the results in the order of the steps."""
 
     def __init__(
         self, rank: int, steps: Steps, weights: RankWeights | None = None, tier: RankTier | None = None,
-        publisher: Publisher | None = None, shelf: Beside | None = None,
+        publisher: Offering | None = None, shelf: Looking | None = None,
     ) -> None:
         """`weights`: None for a rank that is asked for no operations; `tier`: for one without a disk tier that gets no blocks of
         other engines; `publisher`: for one that hands none over; `shelf`: that keeps no vectors of inputs."""
@@ -185,6 +206,9 @@ class Rank:
         elif isinstance(request, FetchBlocks):
             assert self.tier is not None
             self.tier.expect(request)
+        elif isinstance(request, FetchInputs):
+            if self.shelf is not None:  # a stage behind the first has none
+                self.shelf.expect(request)
         elif isinstance(request, BeginFrom):
             self._state = state = snapshot.load(snapshot.decode(request.snapshot), self._begun.config)
             if state.weights:

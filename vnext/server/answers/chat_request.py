@@ -258,10 +258,14 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
     return Prompt(text, tokens, context.images.packed(tokens, images) if context.images and images else b"")
 
 
+async def chat_prompt(context: ServerContext, body: ChatBody, client: str) -> Prompt:
+    """The prompt that a chat would become. Raises InvalidRequest, Overloaded."""
+    return await prompt_of(context, body, tool_choice_of(body, context.dialect is not None).shown, client)
+
+
 async def prompt_tokens(context: ServerContext, body: ChatBody, client: str) -> list[int]:
-    """The tokens of the prompt that a chat would become. Raises InvalidRequest, Overloaded."""
-    tools = tool_choice_of(body, context.dialect is not None).shown
-    return (await prompt_of(context, body, tools, client)).tokens
+    """Its tokens. Raises InvalidRequest, Overloaded."""
+    return (await chat_prompt(context, body, client)).tokens
 
 
 def _check_combinations(body: ChatBody, choice: ToolChoice) -> None:

@@ -154,7 +154,7 @@ class Generation:
         seed = call.seed if params.seed is None else params.seed
         request = partial(
             SubmitRequest, priority=asked.priority or 0, cache_salt=context.keys.salt(call.client, asked.cache_salt or ""),
-            has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket,
+            has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket, inputs_ticket=call.inputs_ticket,
             client=context.identity.client_number(call.client),
         )  # fmt: skip
         banned = banned_sequences(params.bad_words, context.tokenizer) if params.bad_words else ()

@@ -4,7 +4,7 @@ it.
 A request's id is the client's X-Request-Id, or is drawn here. Every response, the log lines about the request, the answer's id
 and the engine core's names of the answers contain it. A router sends a ticket with a request whose prompt another server has
 computed: where ranks look for blocks, never what is in them. Only a server with the role decode and a cluster secret heeds one,
-because its ranks know by the secret that a server of the cluster made it.
+because its ranks know by the secret that a server of the cluster made it; that of vectors of inputs one with the role prefill, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IRRELEVANT = ("python", "threads", "cores", "token_bytes", "state_bytes", "codes
 """Entries of the engine's environment that no token depends on. The entry "sums" says whether the number of ranks counts."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
-TICKET_HEADER = "X-Vnext-Handover"
+TICKET_HEADER, INPUTS_HEADER = "X-Vnext-Handover", "X-Vnext-Inputs"
 CLIENTS_KNOWN = 1024
 STREAMS = 2**62
 """Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""

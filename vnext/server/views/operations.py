@@ -9,16 +9,22 @@ import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
+from vnext.runtime.client.encode import of_inputs
 from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.answers.chat_request import chat_prompt
 from vnext.server.answers.generation import admitted
 from vnext.server.call import Call, admit
+from vnext.server.context.conversation import check_calls
 from vnext.server.context.errors import Aborted, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
+from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.pages import anthropic_model, anthropic_page
-from vnext.state.events import pack_tokens
+from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
+from vnext.state.store.inputs import has_inputs
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -132,15 +138,17 @@ async def unload_adapter(request: web.Request) -> web.Response:
 
 
 # ---- handover ------------------------------------------------------------------------------------------------------
-# POST /handover: computes a prompt for another server, and answers with the ticket by which that one gets its blocks.
-# For routers (vnext/gateway). The answer is worth nothing by itself: a server without the cluster's secret gets no blocks.
+# POST /handover: computes a prompt, or encodes its inputs, for another server, and answers with the ticket by which that one gets
+# the blocks, or the vectors. For routers (vnext/gateway). The answer is worth nothing by itself: a server without the cluster's
+# secret gets neither.
 
 
 class HandoverBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt, as POST /tokenize says its tokens."""
+    """A prompt, as POST /tokenize says its tokens, or a chat's body, which may show images."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] | None = None
+    chat: ChatBody | None = None
     cache_salt: str | None = None
 
 
@@ -148,31 +156,43 @@ _handover = msgspec.json.Decoder(HandoverBody)
 
 
 async def hand_over(request: web.Request) -> web.Response:
-    """POST /handover: {"ticket", "cached_tokens"}; the ticket is "" where there are no blocks to hand over."""
-    if request.app[SERVER_CONTEXT].settings.role != "prefill":
-        raise RoutesClosed("This server computes no prompts for others: start it with --role prefill.")
+    """POST /handover: {"ticket", "cached_tokens"}; the ticket is "" where there is nothing to hand over."""
+    if (role := request.app[SERVER_CONTEXT].settings.role) not in ("prefill", "encode"):
+        raise RoutesClosed("This server computes nothing for others: start it with --role prefill or encode.")
     call = await admit(request, "handover", _handover)
     context, body = call.context, call.body
     model = context.model_name(body.model, call.client)
-    context.check_tokens(body.tokens, "tokens", context.bounds.listed_tokens_max)
     with context.limiter.enter(1, call.client):
-        ticket, cached = await handed_over(call, model)
+        if body.chat is not None:
+            check_calls(body.chat.messages)
+            found = await chat_prompt(context, body.chat, call.client)
+            prompt = found.packed or pack_tokens(found.tokens)
+        elif body.tokens is not None:
+            context.check_tokens(body.tokens, "tokens", context.bounds.listed_tokens_max)
+            prompt = pack_tokens(body.tokens)
+        else:
+            raise InvalidRequest("tokens is missing: send it, or chat.", "tokens")
+        if role == "encode" and not has_inputs(prompt):
+            return web.json_response({"ticket": "", "cached_tokens": 0})
+        ticket, cached = await handed_over(call, model, prompt)
     return web.json_response({"ticket": ticket, "cached_tokens": cached})
 
 
-async def handed_over(call: Call, model: str) -> tuple[str, int]:
-    """The ticket, "" where there are no blocks to hand over, and the tokens that the cache had. Raises Refused, EngineDead,
-    Aborted, Overloaded, RequestTimedOut."""
+async def handed_over(call: Call, model: str, prompt: bytes) -> tuple[str, int]:
+    """The ticket, "" where there is nothing to hand over, and the tokens that the cache had. Raises Refused, EngineDead, Aborted,
+    Overloaded, RequestTimedOut."""
     context, body = call.context, call.body
     context.check_engine()
+    encodes = context.settings.role == "encode"
     asked = SubmitRequest(
-        name=call.names, prompt=pack_tokens(body.tokens), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
-        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), hands_over=True,
+        name=call.names, prompt=prompt, sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
+        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), hands_over=not encodes,
         adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
+        inputs_ticket=call.inputs_ticket,
     )  # fmt: skip
-    ticket, cached = "", 0
-    async with admitted(call, [body.tokens]):
-        with closing(context.client.submit_all([asked])) as stream:
+    ticket, cached = context.client.ready.inputs_ticket, 0
+    async with admitted(call, [unpack_tokens(prompt).tolist()]):
+        with closing(context.client.submit_all([of_inputs(asked) if encodes else asked])) as stream:
             async for output in stream:
                 if output.finish == "abort":
                     raise Aborted("The engine ended the request before the prompt was computed: send it again.")

@@ -8,14 +8,16 @@ stands in events.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 
+from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.protocol.messages import BlocksPublished, HandoverPlace
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.state.events import AnyEvent, BlocksHandedOver
 from vnext.state.facilities.handover import handed_over, snapshot_of
 from vnext.state.state import State
@@ -68,6 +70,40 @@ class Shelf:
         for name in excess:
             del self._names[name]
         return count, why
+
+
+def block_server(settings: RankSettings, secret: bytes, reads: Mapping[bytes, Callable[[bytes], bytes]]) -> BlockServer | None:
+    """What serves a rank's files to other hosts at --handover-address; None without one. Raises SettingsError."""
+    if not settings.handover_address:
+        return None
+    host, port = split_address(settings.handover_address)
+    try:
+        return BlockServer((host, port + settings.place if port else 0), secret, reads)
+    except OSError as error:
+        why = f"--handover-address is {settings.handover_address}, where rank {settings.rank} cannot listen"
+        raise SettingsError(f"{why} ({error.strerror}): give another one") from error
+
+
+class VectorOffer:
+    """The vectors of inputs that an engine has encoded for others: files in `folder`, and what serves them, None where they stay
+    on this host."""
+
+    is_busy = False
+
+    def __init__(self, folder: str, server: BlockServer | None) -> None:
+        self._server, self.place = server, HandoverPlace(folder=folder, address=server.address if server else "")
+
+    def reports(self) -> tuple[BlocksPublished, ...]:
+        """Vectors are there when their step is."""
+        return ()
+
+    def fold(self, event: AnyEvent, state: State) -> None:
+        """No event asks for them."""
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        if self._server is not None:
+            self._server.close()
 
 
 class Publisher:

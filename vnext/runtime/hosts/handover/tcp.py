@@ -123,13 +123,16 @@ class TcpSource:
         if why_not:
             raise HandoverFailed(f"no blocks come from {self._address}: {why_not}")
 
-    def fetch(self, name: bytes, buffer: bytearray | memoryview) -> bool:
+    def next(self) -> bytes:
+        """The next of those that were asked for, b"" for one that is not there. Raises HandoverFailed."""
         assert self._wire is not None, "asked before"
         try:
-            data = _next_frame(self._wire, self._frames)
+            return _next_frame(self._wire, self._frames)
         except WireBroken as error:
-            raise HandoverFailed(f"the blocks from {self._address} end half-way: {error}") from error
-        if len(data) != len(buffer):
+            raise HandoverFailed(f"the files from {self._address} end half-way: {error}") from error
+
+    def fetch(self, name: bytes, buffer: bytearray | memoryview) -> bool:
+        if len(data := self.next()) != len(buffer):
             return False
         buffer[:] = data
         return True

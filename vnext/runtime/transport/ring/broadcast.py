@@ -71,7 +71,15 @@ class FetchBlocks(_Wire, tag=103, frozen=True):
     ticket: str
 
 
-RankRequest = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks
+class FetchInputs(_Wire, tag=104, frozen=True):
+    """No event: vectors of the inputs of the request `id`, which are looked for next, are those of another engine, whose `ticket`
+    says where they are."""
+
+    id: int
+    ticket: str
+
+
+RankRequest = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks | FetchInputs
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
 _wires = (_Arrived, _Committed, *get_args(RankRequest), *get_args(AnyCommand), *_as_they_are)
@@ -93,7 +101,7 @@ def encode_store(request: StoreBlocks) -> bytes:
     return _encoder.encode([request])
 
 
-def encode_fetch(request: FetchBlocks) -> bytes:
+def encode_fetch(request: FetchBlocks | FetchInputs) -> bytes:
     """One ring message without events."""
     return _encoder.encode([request])
 
