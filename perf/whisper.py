@@ -25,6 +25,7 @@ import wave
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -257,8 +258,16 @@ def error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
 # ---- programs ------------------------------------------------------------------------------------------------------
 
 
-def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: int = 1) -> tuple[list[str], float]:
-    """What `vnext serve` hears in each file, and the seconds that all took, one after the other."""
+class Heard(NamedTuple):
+    """What a program hears in each file, one after the other, and the seconds that all took: of a clock, and of its processors."""
+
+    texts: list[str]
+    took_s: float
+    worked_s: float
+
+
+def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: int = 1) -> Heard:
+    """What `vnext serve` hears."""
     import httpx
 
     from tests.e2e.serving import serving
@@ -272,8 +281,12 @@ def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: in
             return str(answer.raise_for_status().json()["text"])
 
         asked(spoken(["Good morning."], Path(folder))[0])  # none of those that are measured, which the cache would know
-        begin_s = time.monotonic()
-        return [asked(path) for path in paths], time.monotonic() - begin_s
+
+        def worked_s() -> float:
+            return sum(sum(each.cpu_times()[:2]) for each in server.processes)
+
+        begin_s, before_s = time.monotonic(), worked_s()
+        return Heard([asked(path) for path in paths], time.monotonic() - begin_s, worked_s() - before_s)
 
 
 THEIR_PROGRAM = """
@@ -284,17 +297,16 @@ model = WhisperModel(folder, device="cpu", compute_type="float32", cpu_threads=i
 def heard(path):
     return "".join(each.text for each in model.transcribe(path, language="en", beam_size=int(beams))[0])
 heard(paths[0])
-begin_s = time.monotonic()
+begin_s, before_s = time.monotonic(), time.process_time()
 texts = [heard(path) for path in paths]
-print(json.dumps([texts, time.monotonic() - begin_s]))
+print(json.dumps([texts, time.monotonic() - begin_s, time.process_time() - before_s]))
 """
 
 
-def by_faster_whisper(python: str, paths: Sequence[Path], threads: int, beams: int) -> tuple[list[str], float]:
+def by_faster_whisper(python: str, paths: Sequence[Path], threads: int, beams: int) -> Heard:
     """As `by_vnext`, by faster-whisper in the environment of `python`."""
     command = [python, "-c", THEIR_PROGRAM, str(THEIRS), str(threads), str(beams), *map(str, paths)]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return found[0], found[1]
+    return Heard(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 
 def main() -> None:
@@ -309,7 +321,7 @@ def main() -> None:
     fetch()
     if options.fetch:
         return
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, ...]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         paths, sentences = spoken(SENTENCES, Path(folder)), SENTENCES
         if options.joined:
@@ -323,11 +335,11 @@ def main() -> None:
                 runs[name] = lambda beams=beams: by_faster_whisper(options.beside, paths, options.threads, beams)
         for _ in range(options.rounds):
             for name, run in runs.items():
-                texts, took_s = run()
-                found.setdefault(name, []).append((error_rate(sentences, texts), took_s / seconds))
-                print(f"{name}: word errors {found[name][-1][0]:.2f} %, real-time factor {found[name][-1][1]:.3f}", file=sys.stderr)
+                texts, *spent_s = run()
+                found.setdefault(name, []).append((error_rate(sentences, texts), *(each / seconds for each in spent_s)))
+                print(("{}: word errors {:.2f} %, a second of sound takes {:.3f} s, of processors {:.3f} s").format(name, *found[name][-1]), file=sys.stderr)
     if options.json:
-        measured = {name: dict(zip(("word_errors_percent", "real_time_factor"), zip(*each))) for name, each in found.items()}
+        measured = {name: dict(zip(("word_errors_percent", "real_time_factor", "processor_factor"), zip(*each))) for name, each in found.items()}
         write_record(options.json, record_of(" ".join(["python -m perf.whisper", *sys.argv[1:]]), before, measured))
 
 
