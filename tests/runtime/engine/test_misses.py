@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from asked import LONG, SIZE, Asked
+from msgspec.structs import replace
 
 from vnext.runtime.engine import misses as misses_module
 from vnext.runtime.protocol.stats import CacheMiss
@@ -238,3 +239,49 @@ def test_the_common_beginning_is_found_wherever_it_ends(length: int) -> None:
         assert misses_module._common(one.tobytes(), other.tobytes()) == place
         assert misses_module._common(one.tobytes(), one[:place].tobytes()) == place
     assert misses_module._common(one.tobytes(), one.tobytes()) == length
+
+
+def plain_common(one: list[int], other: list[int]) -> int:
+    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def plain_goes_on_alike(one: list[int], other: list[int], common: int) -> bool:
+    """Half of the rest is the same at the same place, or half of eight samples are anywhere."""
+    rest = list(zip(one, other))[common:]
+    if not common or 2 * sum(a == b for a, b in rest) >= len(rest):
+        return bool(common)
+    first, last = common + 1, len(other) - 8
+    places = [first + (last - first) * each // 7 for each in range(8)] if last >= first else []
+    there = {tuple(one[at : at + 8]) for at in range(common, len(one))}
+    return sum(tuple(other[at : at + 8]) in there for at in places) >= 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_are_compared_as_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(150):
+        one = rng.integers(0, 50, rng.integers(0, 300)).tolist()
+        at, cut = sorted(rng.integers(0, len(one) + 1, 2).tolist())
+        size = cut - at if rng.random() < 0.5 else int(rng.integers(0, 60))
+        other = [*one[:at], *rng.integers(0, 50, size).tolist(), *one[cut if rng.random() < 0.7 else len(one) :]]
+        both = [np.array(each, np.int32).tobytes() for each in (one, other)]
+        common = plain_common(one, other)
+        likely = int(rng.integers(0, common + 20))
+        assert misses_module._common(both[0], both[1], likely) == misses_module._common(*both) == common
+        assert misses_module._goes_on_alike(*both, common) == plain_goes_on_alike(one, other, common)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_request_with_most_in_common_is_looked_at_first(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        asked, text = Asked(), rng.integers(10, 40, 40).tolist()
+        for _ in range(4):
+            asked.ask([*text[: int(rng.integers(1, 40))], *rng.integers(50, 60, 6).tolist()], client=5)
+        misses, request = asked.misses, next(iter(asked.misses._seen.values())).request
+        new = np.array([*text, 7], np.int32).tobytes()
+        root = next(iter(misses._seen.values())).root
+        found = list(misses._alike([[], []], root, replace(request, prompt=new), int(rng.integers(0, 30))))
+        common = [each for _, each in found]
+        assert common == sorted(common, reverse=True) and len(found) == 3
+        assert common == [plain_common(np.frombuffer(seen.tokens, np.int32).tolist(), [*text, 7]) for seen, _ in found]

@@ -103,8 +103,14 @@ def known(trail: Trail) -> int:
 
 def own_last(trails: Sequence[Trail], client: int) -> int | None:
     """The client's last request that asked for the most of the leading blocks, in the first of the trails that has it."""
-    found = [next(((end, run.own[client]) for end, run in reversed(trail) if client in run.own), (-1, None)) for trail in trails]
-    return max(found, key=lambda each: each[0])[1]
+    most, found = -1, None
+    for trail in trails:
+        for end, run in reversed(trail):
+            if client in run.own:
+                if end > most:
+                    most, found = end, run.own[client]
+                break
+    return found
 
 
 BLOCKS_REMEMBERED = 4
@@ -117,8 +123,8 @@ REST_BYTES = 512
 
 RECENT = 3
 """A prompt is compared with so many of its client's last ones, beside the last that has its beginning."""
-STRETCH = 4_096
-"""Bytes that are compared at once."""
+STRETCH = 64
+"""Bytes that are compared first, a power of two."""
 
 SAMPLES, SAMPLE = 8, 8
 """So many samples of so many tokens tell whether two texts are the same but for a shift."""
@@ -179,12 +185,11 @@ class CacheMisses:
 
     def ended(self, before: State, ids: Collection[int]) -> None:
         """These requests, of which some have a row in `before`, have ended: what they wrote is known too."""
-        block_bytes = 4 * before.config.block_size
+        block_bytes, rows = 4 * before.config.block_size, before.rows.id.tolist()
         for id_ in ids:
-            seen, rows = self._seen.get(id_), (before.rows.id == id_).nonzero()[0]
-            if seen is None or not len(rows):
+            if (seen := self._seen.get(id_)) is None or id_ not in rows:
                 continue
-            row = int(rows[0])
+            row = rows.index(id_)
             if before.rows.hashed_blocks[row] > len(seen.tokens) // block_bytes:
                 del self._seen[id_]
                 self._seen_bytes -= seen.size_bytes
@@ -202,7 +207,7 @@ class CacheMisses:
         if like is not None:
             lost = (min(max(map(known, trails)), most) - first) * size
             return self._absent(before, after, name, like, CacheMiss("evicted", hit, lost))
-        for seen, common in self._alike(trails, root, request):  # blocks that an answer filled were not asked for
+        for seen, common in self._alike(trails, root, request, hit):  # blocks that an answer filled were not asked for
             if common >= hit + size:  # in what the earlier request wrote
                 lost = min(common // size, most) * size - hit
                 return self._absent(before, after, name, seen.request.id, CacheMiss("evicted", hit, lost))
@@ -212,13 +217,20 @@ class CacheMisses:
                 return CacheMiss("changed", common, lost)
         return self._wall(after, request, root, size) if first == 0 else None
 
-    def _alike(self, trails: Sequence[Trail], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
-        """Earlier requests under the same root, and how many tokens are common: the client's own with most of them first, then the
-        last one of anybody with the same blocks."""
+    def _alike(self, trails: Sequence[Trail], root: bytes, request: Request, hit: int) -> Iterator[tuple[_Seen, int]]:
+        """Earlier requests under the same root, and how many tokens are common, likely `hit`: the client's own with most of them
+        first, then the last one of anybody with the same blocks."""
         last = own_last(trails, request.client)
         ids = dict.fromkeys((*([] if last is None else [last]), *reversed(self._recent.get(request.client, ()))))
-        found = [(seen, _common(seen.tokens, request.prompt)) for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root]
-        yield from sorted(found, key=lambda each: -each[1])
+        left, prompt = [seen for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root], request.prompt
+        while left:
+            best, common = 0, _common(left[0].tokens, prompt, hit)
+            longer = prompt[: 4 * common + 4]
+            for place in range(1, len(left)):
+                if left[place].tokens.startswith(longer) and 4 * common < len(prompt):
+                    best, common = place, _common(left[place].tokens, prompt, common)
+                    longer = prompt[: 4 * common + 4]
+            yield left.pop(best), common
         longest = max(trails, key=known)
         if longest and (like := longest[-1][1].last) not in ids and (seen := self._seen.get(like)) is not None:
             yield seen, _common(seen.tokens, request.prompt)
@@ -282,6 +294,9 @@ def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     if not common:
         return False
     size = min(len(one), len(other)) // 4
+    half = 4 * ((common + size) // 2)
+    if one.startswith(other[half : 4 * size], half):  # one place was changed
+        return True
     alike = np.frombuffer(one, np.int32)[common:size] == np.frombuffer(other, np.int32)[common:size]
     if 2 * np.count_nonzero(alike) >= size - common:
         return True
@@ -293,13 +308,15 @@ def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     return next(islice(absent, SAMPLES // 2, None), None) is None
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """The number of equal leading tokens (int32 bytes each)."""
-    if one[:4] != other[:4]:
-        return 0
-    size = min(len(one), len(other))
-    for at in range(0, size, STRETCH):
-        part, like = one[at : min(at + STRETCH, size)], other[at : min(at + STRETCH, size)]
-        if part != like:
-            return at // 4 + int((np.frombuffer(part, np.int32) != np.frombuffer(like, np.int32)).argmax())
-    return size // 4
+def _common(one: bytes, other: bytes, likely: int = 0) -> int:
+    """The number of equal leading tokens (int32 bytes each), of which so many are `likely`."""
+    size, at, stretch = min(len(one), len(other)), 4 * likely, STRETCH
+    if not one.startswith(other[:at]):
+        at = 0
+    while at < size and one.startswith(other[at : at + stretch], at):
+        at, stretch = at + stretch, 2 * stretch
+    while at < size and stretch > 4:
+        stretch //= 2
+        if one.startswith(other[at : at + stretch], at):
+            at += stretch
+    return min(at, size) // 4
