@@ -246,7 +246,7 @@ LATE_IMPORTS = {
     "vnext/models/layers/fused.py": (1, "the step of a forward in torch"),
     "vnext/models/layers/heads.py": (3, "norms over all heads together, heads that have turned, and gates"),
     "vnext/models/layers/kv_cache.py": (1, "a GPU's cache"),
-    "vnext/models/layers/recurrent.py": (2, "pools of tensors, and the work on them"),
+    "vnext/models/layers/recurrent.py": (1, "the work on tensors"),
     "vnext/models/layers/layers.py": (2, "the table of operations, and sums over ranks"),
     "vnext/models/layers/whole_step.py": (1, "adapters"),
     "vnext/models/loading/weights.py": (1, "tensors on a device"),

@@ -253,7 +253,7 @@ class Hybrid(NamedTuple):
 def load_hybrid(path: Path, parallel: Parallel | None = None, dtype: torch.dtype = torch.float32) -> Hybrid:
     """The checkpoint in `path` on the CPU; pools hold what no request left there."""
     model = load_model(path, parallel=parallel, dtype=dtype)
-    pools = make_state_pools(model.config, PAGES, dtype, "cpu", model.parallel.world_size)
+    pools = make_state_pools(model.config, PAGES, dtype, model.parallel.world_size)
     for part in (part for parts in pools for part in parts):
         part.fill_(float("nan"))
     return Hybrid(model, pools)

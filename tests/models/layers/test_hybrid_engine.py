@@ -58,7 +58,7 @@ class Engine:
         self.steps.start(self.state)
         self.batch = self.steps._batch
         for part in (part for parts in self.runner.cache.states.pools for part in parts):
-            part.fill_(torch.nan)
+            part.fill(np.nan)
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
 

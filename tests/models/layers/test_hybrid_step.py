@@ -38,7 +38,7 @@ ROWS = ((3, 5), (3, 5, 7), (3,))
 
 def pools_of(config: Any, dtype: torch.dtype, ranks: int) -> list[Any]:
     """Twice the pools of a model, with what no request left there."""
-    found = [make_state_pools(config, PAGES, dtype, "cpu", ranks) for _ in range(2)]
+    found = [make_state_pools(config, PAGES, dtype, ranks) for _ in range(2)]
     for part in (part for pools in found for parts in pools for part in parts):
         part.fill_(float("nan"))
     return found

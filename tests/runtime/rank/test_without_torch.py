@@ -17,11 +17,13 @@ from llguidance import LLMatcher
 sys.path += [str(Path(__file__).resolve().parents[2] / "models"), str(Path(__file__).resolve().parents[2] / "kernels")]
 from cpu_levels import needs_native
 from family_cases import VOCAB_SIZE, save_case
+from hybrids import save_hybrid
 
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.state.params import POOLINGS, Constraint, Sampling
 
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3")
+HYBRIDS = ("minimax", "qwen3_5", "kimi_linear", "nemotron_h", "jamba")
 PIECES = 4
 KINDS = {
     "plain": (1, {}),
@@ -62,10 +64,11 @@ from vnext.state.reduce import reduce, start
 path, dtype, asked, by_torch, rank, world_size, meeting = sys.argv[1:]
 runner = ModelRunner(Path(path), ModelSettings(dtype=dtype), "cpu", join_group(int(rank), int(world_size), Path(meeting)))
 if by_torch:
-    runner.run = runner.run_by_parts
+    runner._run = runner.run_by_parts
 windows = kv_groups(runner.config).windows
 config = SchedulerConfig(
     block_size=4, page_count=40 * len(windows), max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
+    state_pages=40 * (runner.config.recurrent is not None), snapshot_interval=8,
     pipeline_depth=1, windows=windows if any(windows) else (), eos_token_ids=(0,), speculation=Speculation(method="suffix", num_speculative_tokens=3),
 )
 state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
@@ -114,17 +117,17 @@ def results(said: dict[str, Any]) -> Any:
 
 
 @needs_native
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", (*FAMILIES, *HYBRIDS))
 def test_steps_need_no_torch(name: str, tmp_path: Path) -> None:
     """Whatever requests ask for. In torch the same tokens, log-probabilities, embeddings and caches come out."""
-    save_case(tmp_path, name)
+    (save_hybrid if name in HYBRIDS else save_case)(tmp_path, name)
     said = {dtype: run(tmp_path, dtype)[0] for dtype in ("float32", "bfloat16")}
     for each in said.values():
         assert not with_torch(each), "torch was imported"
         tokens = [token for step in each["kinds"]["plain"]["results"] for token in step[0]]
         assert len(tokens) == 9 and max(tokens) < VOCAB_SIZE
         assert len({str(found["results"]) for found in each["kinds"].values()}) == len(KINDS)
-    dtype = ("float32", "bfloat16")[FAMILIES.index(name) % 2]
+    dtype = ("float32", "bfloat16")[(*FAMILIES, *HYBRIDS).index(name) % 2]
     (torchs,) = run(tmp_path, dtype, by_torch=True)
     assert len(with_torch(torchs)) == len(KINDS) and results(torchs) == results(said[dtype])
 

@@ -8,11 +8,11 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, as_tensor, dense
+from vnext.kernels.arrays import Array, as_tensor, dense, dtype_name, host_dtype
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
 from vnext.models.config.model_config import ModelConfig, Recurrent
 from vnext.models.errors import ModelError
@@ -141,18 +141,17 @@ def state_bytes_per_page(config: ModelConfig, dtype: np.dtype | torch.dtype, wor
     return len(config.recurrent.layers) * sum(int(np.prod(part.shape)) * (4 if part.is_wide else dtype.itemsize) for part in parts)
 
 
-def make_state_pools(
-    config: ModelConfig, page_count: int, dtype: torch.dtype, device: torch.device | str, world_size: int
-) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """Of each recurrent layer in turn its pools, zeroed; () where all layers attend."""
-    import torch
-
+def make_state_pools(config: ModelConfig, page_count: int, dtype: Any, world_size: int) -> tuple[tuple[Array, ...], ...]:
+    """Of each recurrent layer in turn its pools on the host, zeroed, () where all layers attend; arrays for a dtype of numpy, else
+    tensors."""
     if config.recurrent is None:
         return ()
-    dtypes = [(part.shape, torch.float32 if part.is_wide else dtype) for part in state_parts(config, world_size)]
-    return tuple(
-        tuple(torch.zeros(page_count, *shape, dtype=kind, device=device) for shape, kind in dtypes) for _ in config.recurrent.layers
-    )
+
+    def zeros(part: StatePart) -> Array:
+        found = np.zeros((page_count, *part.shape), dtype=host_dtype("float32" if part.is_wide else dtype_name(dtype)))
+        return found if isinstance(dtype, np.dtype) else as_tensor(found)
+
+    return tuple(tuple(map(zeros, state_parts(config, world_size))) for _ in config.recurrent.layers)
 
 
 def copy_states(pools: Sequence[tuple[Array, ...]], pairs: np.ndarray) -> None:

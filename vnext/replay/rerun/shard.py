@@ -69,7 +69,7 @@ class Shard:
 
     def states(self, pages: int) -> tuple[tuple[torch.Tensor, ...], ...]:
         """Pools of so many pages for the states of recurrent layers."""
-        return make_state_pools(self.config, pages, self.dtype, "cpu", self.parallel.world_size)
+        return make_state_pools(self.config, pages, self.dtype, self.parallel.world_size)
 
     def logits(self, batch: ForwardBatch, cache: KvCache, params: Any = None) -> torch.Tensor | None:
         """Run one step: writes keys and values to the cache; returns float32 [S, V] of the sampled rows, None if there

@@ -41,7 +41,9 @@ def arrays_of_step(inputs: StepInputs) -> StepInputs:
 
 def _batch(batch: ForwardBatch, change: Callable[[Any], Any]) -> ForwardBatch:
     groups, states = tuple(_fields(group, change) for group in batch.groups), batch.recurrent
-    states = states and RecurrentBatch(states.pools, *(each if each is None else change(each) for each in states[1:]))
+    if states is not None:
+        pools = tuple(tuple(map(change, parts)) for parts in states.pools)
+        states = RecurrentBatch(pools, *(each if each is None else change(each) for each in states[1:]))
     changed: ForwardBatch = _fields(batch, change)
     return changed._replace(groups=groups, recurrent=states)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.kernels.arrays import as_array, torch_dtype
+from vnext.kernels.arrays import host_dtype
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
@@ -112,7 +112,7 @@ class StatePools:
 
     def __init__(self, config: ModelConfig, page_count: int, draft_count: int, dtype: str, world_size: int) -> None:
         """Has met no step. `draft_count`: the most drafts of one."""
-        self.pools = make_state_pools(config, page_count + draft_count, torch_dtype(dtype), "cpu", world_size)
+        self.pools = make_state_pools(config, page_count + draft_count, host_dtype(dtype), world_size)
         self._own = page_count
         self._given: ForwardBatch | None = None
         self._forward: ForwardBatch | None = None
@@ -121,8 +121,7 @@ class StatePools:
 
     def rows(self) -> list[np.ndarray]:
         """The memory of the pages: uint8 [page_count, bytes] of each part of each layer."""
-        memory = [as_array(part) for parts in self.pools for part in parts]
-        return [part.reshape(len(part), -1).view(np.uint8) for part in memory]
+        return [part.reshape(len(part), -1).view(np.uint8) for parts in self.pools for part in parts]
 
     def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
         """One step: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vnext.base.version import __version__
-from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.cpu import memory, native
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
@@ -102,8 +101,6 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         return _load_tower_alone(settings, parallel)
     runner = load_runner(settings, "cpu", parallel)
     runner.measure_splits(rendezvous.parent / SPLITS)
-    if runner.config.recurrent is not None:
-        torch_dtype(runner.dtype)  # imports torch, for the states: seconds of the start, not of the first transfer from disk
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 
