@@ -19,13 +19,15 @@ from family_cases import BASE, VOCAB_SIZE
 from hybrids import load_oracle, save_hybrid
 
 from vnext import LLM, SamplingParams
+from vnext.models.config.model_config import load_config
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.processes.launch import StartFailed
-from vnext.runtime.protocol.settings import ModelSettings
+from vnext.runtime.protocol.settings import ModelSettings, RankSettings, SettingsError
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.rank.together import require_model
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.errors import IllegalEvent
@@ -105,6 +107,12 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path: Path = tmp_path_factory.mktemp("hybrid") / request.param
     save_hybrid(path, request.param)
     return path
+
+
+NOT_BESIDE: dict[str, dict[str, object]] = {
+    "--pipeline-parallel-size": {"pipeline_parallel_size": 2},
+    "--speculative-config with method mtp": {"draft_method": "mtp"},
+}
 
 
 def prompts() -> list[list[int]]:
@@ -225,6 +233,15 @@ def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, plain:
     assert found == plain * 2
 
 
+def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path) -> None:
+    config, usual = load_config(saved), dict(rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path="")
+    usual |= dict(device="cpu", threads=1, block_size=4, kv_cache_bytes=0)
+    for name, option in NOT_BESIDE.items():
+        with pytest.raises(SettingsError, match=f"{name} does not serve models with recurrent layers so far"):
+            require_model(RankSettings(**usual, **option), config, "cpu")
+    require_model(RankSettings(**usual), config, "cpu")
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [
@@ -232,9 +249,10 @@ def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, plain:
         ("--speculative-config with method mtp", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}),
     ],
 )
-def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path, name: str, option: dict[str, object]) -> None:
+def test_an_engine_says_so(tmp_path: Path, name: str, option: dict[str, object]) -> None:
+    save_hybrid(tmp_path, "lfm2")
     with pytest.raises(StartFailed, match=f"{name} does not serve models with recurrent layers so far"):
-        LLM(str(saved), threads=1, log="off", **option)
+        LLM(str(tmp_path), threads=1, log="off", **option)
 
 
 REPEATING = [([1, 2, 3, 4, 5, 6, 7] * 20)[: 40 + 11 * which] + [which] for which in range(5)]
