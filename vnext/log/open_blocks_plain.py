@@ -7,7 +7,6 @@ tokens are appended in order. pseudonyms.py has the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,15 +14,8 @@ from vnext.log import log_plain, pseudonyms
 from vnext.state.events import pack_tokens, unpack_tokens
 
 OPEN_BLOCKS_MIN = 64
-
-
-class Samples(NamedTuple):
-    """Those of a step, one of each of `rows`, as `OpenBlocks.commit` takes them in order."""
-
-    ids: np.ndarray
-    rows: np.ndarray
-    tokens: bytes
-    stopped: np.ndarray
+Samples = tuple[np.ndarray, np.ndarray, bytes, np.ndarray]
+"""Those of a step, as `OpenBlocks.commit` takes them: the ids of all rows, the row of each, its tokens, and whether it ends."""
 
 
 class OpenBlocks:

@@ -19,7 +19,6 @@ import numpy as np
 from vnext.base.compiled import load
 from vnext.log import open_blocks_plain, pseudonyms
 from vnext.log.codec import SteadyPair, pseudonym_base
-from vnext.log.open_blocks_plain import Samples
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
 from vnext.log.stored_pages import StoredStates, renumbered
@@ -157,7 +156,7 @@ class Redactor:
         if matched.ended:
             return False
         committed, planned = events
-        samples = Samples(before.rows.id, matched.rows, committed.tokens, matched.stopped)
+        samples = before.rows.id, matched.rows, committed.tokens, matched.stopped
         return self._open_blocks.put_steady(frame, first_event, committed.step, planned.step, width, samples)
 
     def resume(self, state: State, histories: Iterable[tuple[bytes, str, bytes]]) -> None:

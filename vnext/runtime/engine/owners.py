@@ -22,6 +22,7 @@ News = tuple[Going | None, Sequence[RequestOutput]]
 Singles = dict[bytes, list[RequestOutput]]
 Places = np.ndarray | slice
 """Of one client's requests in columns."""
+EVERY_PLACE = slice(None)
 
 
 class Owners:
@@ -73,7 +74,9 @@ class Owners:
                 self._note(output, owner)
         for peer in dict.fromkeys((*shares, *singles)) if singles else shares:
             numbers = tokens = b""
-            if going is not None and (places := shares.get(peer)) is not None:
+            if going is not None and (places := shares.get(peer)) is EVERY_PLACE:
+                numbers, tokens = self._shares_of, going.tokens.tobytes()
+            elif going is not None and places is not None:
                 numbers, tokens = going.ids[places].tobytes(), going.tokens[places].tobytes()
             yield peer, Outputs(outputs=tuple(singles[peer]) if peer in singles else (), numbers=numbers, tokens=tokens)
 
@@ -110,7 +113,7 @@ class Owners:
         else:
             for place in known:
                 shares[self._owner[numbers[place]][0]].append(place)
-        found: dict[bytes, Places] = {peer: slice(None) if len(each) == count else np.array(each) for peer, each in shares.items()}
+        found: dict[bytes, Places] = {peer: EVERY_PLACE if len(each) == count else np.array(each) for peer, each in shares.items()}
         if len(known) == count:
             self._shares, self._shares_of = found, ids
         for place in sorted(set(range(count)).difference(known)) if len(known) < count else ():

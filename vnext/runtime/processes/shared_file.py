@@ -79,7 +79,7 @@ class Liveness:
 
     def has_owner(self, line: int) -> bool:
         """Whether another end owns `line` and lives. Asks the kernel: about a microsecond."""
-        return not self._has_locks or _type_of(_ask(self._handle, line)) != fcntl.F_UNLCK
+        return not self._has_locks or _FLOCK.unpack(_ask(self._handle, line))[0] != fcntl.F_UNLCK
 
 
 def _lock_of(line: int) -> bytes:
@@ -88,10 +88,6 @@ def _lock_of(line: int) -> bytes:
 
 def _ask(handle: int, line: int) -> bytes:
     return bytes(fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _lock_of(line)))
-
-
-def _type_of(answer: bytes) -> int:
-    return int(_FLOCK.unpack(answer)[0])
 
 
 def _can_ask(handle: int) -> bool:

@@ -84,7 +84,7 @@ class VersionedArray(Version[np.ndarray, tuple[np.ndarray, np.ndarray]]):
     def values(self) -> np.ndarray:
         """The whole array, read-only. It is valid until another version is read or made, so read it at once."""
         view = (self._turned_round() if self._store is None else self._store).view()
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
 
     def at(self, places: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ NUMBER_MASK = 0xFFFFFFFF
 _HEAD = struct.Struct("<II")
 HEAD_MARK = 0x52494E47  # so that memory full of zeros holds no message
 _STATE_BITS = 2
-_STATE_MASK = (1 << _STATE_BITS) - 1
+STATE_MASK = (1 << _STATE_BITS) - 1  # of a signal word: a value of Presence, or 3 in a broken one
 
 
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -94,7 +94,7 @@ class PlainMemory:
         begin_ns = time.monotonic_ns()
         while True:
             signal, found = self.look(line)
-            if found != position or signal & _STATE_MASK >= Presence.GONE:
+            if found != position or signal & STATE_MASK >= Presence.GONE:
                 return
             passed_ns = time.monotonic_ns() - begin_ns
             if passed_ns >= timeout_ns:
@@ -161,11 +161,6 @@ class PlainMemory:
         if position < 0 or position % ALIGNMENT_BYTES or not 0 <= size_bytes <= self._capacity_bytes:
             raise ValueError(f"{size_bytes} bytes at position {position} do not lie in the ring")
         return position % self._capacity_bytes
-
-
-def presence_of(signal: int) -> int:
-    """The presence in a signal word: a value of Presence, or 3 in a broken word."""
-    return signal & _STATE_MASK
 
 
 def padded(size_bytes: int) -> int:
