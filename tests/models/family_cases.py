@@ -63,6 +63,7 @@ LATENT = {
 FINE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+INDEX = {"first_k_dense_replace": 1, "index_topk": 60, "index_head_dim": 16, "index_n_heads": 12}
 MSCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
 SHORT = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 
@@ -377,6 +378,12 @@ CASES: dict[str, Case] = {
             **LATENT, **FINE, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "attention_bias": True,
             "rope_parameters": MSCALE,
         },
+    ),
+    "deepseek_v32": Case("DeepseekV32ForCausalLM", "DeepseekV32Config", {**LATENT, **FINE, **INDEX, "n_group": 4, "topk_group": 2}),
+    "glm_moe_dsa": Case(
+        "GlmMoeDsaForCausalLM",
+        "GlmMoeDsaConfig",
+        {**LATENT, **FINE, **INDEX, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
     "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),

@@ -164,13 +164,28 @@ class AttentionStep(NamedTuple):
     shared_blocks: int = 0
 
 
+class Selection(NamedTuple):
+    """Which keys queries see in paged_attention: the `count` of their context with the highest scores, or all of a shorter one.
+
+    query [T, H, I], weights float32 [T, H]; cache [page_count, 1, block_size, I] of the query's dtype has an index key where the
+    cache has a key. A key's score is the sum over heads of weight times what the product of query and index key has above 0.
+    `found` is empty, or holds what was chosen by a call before, of another layer.
+    """
+
+    query: torch.Tensor
+    weights: torch.Tensor
+    cache: torch.Tensor
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    found: list[torch.Tensor]
+
+
 class AttentionCall(NamedTuple):
     """What queries see in paged_attention. Caches as in RotaryWrite; `metadata` is what attention_metadata made for them.
 
     `scale` multiplies scores. A query sees the last `window` tokens, itself included (0: all). With a softcap c above 0 a score s
     becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118). Caches of float8_e4m3fn hold keys and values divided by the scales.
     sinks float32 [heads]: a score a head that takes its part of the softmax and has no value (gpt-oss, arXiv 2508.10925); None for
-    none.
+    none. `selection`: which keys a query sees, None for all; there is then no window.
     """
 
     key_cache: torch.Tensor
@@ -182,3 +197,4 @@ class AttentionCall(NamedTuple):
     key_scale: float = 1.0
     value_scale: float = 1.0
     sinks: torch.Tensor | None = None
+    selection: Selection | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
-from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, RotaryWrite, Router, parts_of
+from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, RotaryWrite, Router, Selection, parts_of
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -412,8 +412,8 @@ def check_attention_metadata(step: AttentionStep) -> None:
 
 def check_paged_attention(query: torch.Tensor, call: AttentionCall) -> None:
     """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window; sinks float32
-    [heads] or None."""
-    key_cache, value_cache, metadata, scale, window, softcap, *scales, sinks = call
+    [heads] or None; a selection of the query's tokens and dtype, without a window and scales, or None."""
+    key_cache, value_cache, metadata, scale, window, softcap, *scales, sinks, selection = call
     check_caches(key_cache, value_cache)
     expect_scales(key_cache, *scales)
     _, kv_heads, block_size, _ = key_cache.shape
@@ -434,3 +434,16 @@ def check_paged_attention(query: torch.Tensor, call: AttentionCall) -> None:
         raise ContractError(f"metadata was made for the windows {metadata.windows} but the window is {window}")
     if not scale > 0 or softcap < 0:
         raise ContractError(f"scale must be above 0 and softcap not below it but they are {scale} and {softcap}")
+    if selection is not None:
+        check_selection(query, call, selection)
+
+
+def check_selection(query: torch.Tensor, call: AttentionCall, selection: Selection) -> None:
+    """query [T, H, I] and weights float32 [T, H] beside a cache of index keys with the blocks of the key cache."""
+    expect("selection.query", selection.query, (query.shape[0], None, None), (query.dtype,))
+    expect("selection.weights", selection.weights, selection.query.shape[:2], (torch.float32,))
+    pages, _, block_size, _ = call.key_cache.shape
+    expect("selection.cache", selection.cache, (pages, 1, block_size, selection.query.shape[2]), (query.dtype,), contiguous=False)
+    expect_together(query, **{"selection.query": selection.query, "selection.weights": selection.weights})
+    if call.window or selection.count < 1:
+        raise ContractError(f"a selection is of at least one key, without a window, but of {selection.count} and {call.window}")

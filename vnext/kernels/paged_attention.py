@@ -16,6 +16,7 @@ import torch
 
 from vnext.kernels import mxint8
 from vnext.kernels.calls import AttentionCall, AttentionStep
+from vnext.kernels.selected import chosen_keys, selected_attention
 
 PIECE_TOKENS = 128
 TILE_WIDTH = 16
@@ -65,12 +66,14 @@ class TileGroup(NamedTuple):
 
 
 class AttentionMetadata(NamedTuple):
-    """What attention knows of one step, made once and used by every layer. `groups[i]` serve the layers of windows[i]."""
+    """What attention knows of one step, made once and used by every layer. `groups[i]` serve the layers of windows[i]; `step` is
+    what it was made of."""
 
     block_size: int
     kv_head_count: int
     windows: tuple[int, ...]
     groups: tuple[tuple[TileGroup, ...], ...]
+    step: AttentionStep
 
 
 class StepAttention:
@@ -110,7 +113,7 @@ def attention_metadata(step: AttentionStep) -> AttentionMetadata:
             chosen = Tiles(*(column[start : start + TILE_COUNT_MAX] for column in tiles))
             for window, found in zip(windows, groups):
                 found.append(tile_group(chosen, block_table, block_size, kv_head_count, window))
-    return AttentionMetadata(block_size, kv_head_count, windows, tuple(map(tuple, groups)))
+    return AttentionMetadata(block_size, kv_head_count, windows, tuple(map(tuple, groups)), step)
 
 
 def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.ndarray, width: int) -> Tiles:
@@ -222,7 +225,9 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros. Blocks before a
     window are not read.
     """
-    key_cache, value_cache, metadata, scale, window, _, key_scale, value_scale, _ = call
+    key_cache, value_cache, metadata, scale, window, _, key_scale, value_scale, *_ = call
+    if call.selection is not None:
+        return selected_attention(query, call, paged_attention, attention_metadata, chosen_keys)
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     wide = query.float() * (scale * key_scale)
     for group in metadata.groups[metadata.windows.index(window)]:

@@ -79,7 +79,7 @@ NEEDS = MappingProxyType(
             AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint
             Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash""",
         "attention over a latent cache (MLA)": """
-            AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
+            AXK1 AXK2 HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """

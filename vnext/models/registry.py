@@ -141,6 +141,8 @@ ROWS = MappingProxyType(
         "MiniCPM3ForCausalLM": Row("latent.deepseek", "minicpm3", "MiniCPM3Model"),
         "DeepseekV2ForCausalLM": Row("latent.deepseek", "deepseek_v2", "DeepseekV2Model"),
         "DeepseekV3ForCausalLM": Row("latent.deepseek", "deepseek_v3", "DeepseekV3Model"),
+        "DeepseekV32ForCausalLM": Row("latent.deepseek", "deepseek_v32", "DeepseekV32Model"),
+        "GlmMoeDsaForCausalLM": Row("latent.deepseek", "glm_moe_dsa", "GlmMoeDsaModel"),
         "Glm4MoeLiteForCausalLM": Row("latent.deepseek", "glm4_moe_lite", "Glm4MoeLiteModel"),
         "Mistral4ForCausalLM": Row("latent.deepseek", "mistral4", "Mistral4Model"),
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),

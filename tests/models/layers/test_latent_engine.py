@@ -14,6 +14,7 @@ from tests.e2e.serving import in_background
 from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
 from vnext import LLM, SamplingParams
 from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.sharding import Parallel, alone
 
@@ -22,6 +23,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT, ignore_eos=True
 WAYS: dict[str, dict[str, object]] = {
     "minicpm3": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "deepseek_v3": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+    "deepseek_v32": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+    "glm_moe_dsa": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "gemma3n": {
         "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
@@ -86,3 +89,22 @@ def test_a_page_holds_one_row_of_a_token_on_every_rank(tmp_path: Path) -> None:
         assert page_rows(cache).shape == (5, kv_bytes_per_page(config, 16, dtype, parallel))
         assert all(key.shape == (5, 1, 16, 40) and key.data_ptr() == value.data_ptr() for key, value in cache)
     assert kv_bytes_per_page(config, 16, torch.int8, alone()) == config.layer_count * 16 * 42
+
+
+def test_a_page_holds_the_index_keys_beside_the_rows(tmp_path: Path) -> None:
+    """What a digest, a disk and a hand-over take is a page: whole, with one key of the index for each row."""
+    save_case(tmp_path, "deepseek_v32")
+    config, dtype = load_config(tmp_path), torch.float32
+    for together in (True, False):
+        cache = make_kv_cache(config, 5, 16, dtype, "cpu", alone(), together=together)
+        pages = page_rows(cache)
+        assert pages.shape == (5, kv_bytes_per_page(config, 16, dtype, alone())) == (5, 3 * 16 * (40 + 16) * 4)
+        for number, pair in enumerate(cache):
+            assert [part.shape for part in pair] == [(5, 1, 16, 40), (5, 1, 16, 16)]
+            for part, values in enumerate(pair):
+                values[2] = 1 + 2 * number + part
+        found = torch.from_numpy(pages.copy()).view(dtype)
+        assert found[2].unique(return_counts=True)[1].tolist() == [640, 256] * 3 and not found[[0, 1, 3, 4]].any()
+    for wrong, given in (("--kv-cache-dtype int8", (torch.int8, "cpu")), ("--device cuda", (dtype, "cuda"))):
+        with pytest.raises(ModelError, match=wrong):
+            make_kv_cache(config, 5, 16, *given, alone())

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.calls import AttentionCall, AttentionStep
+from vnext.kernels.calls import AttentionCall, AttentionStep, Selection
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, module
+from vnext.kernels.selected import Queries
 
 
 class AttentionPlan(NamedTuple):
@@ -42,7 +43,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     The call's metadata is an AttentionPlan. Caches are of the query's dtype (float32 or bfloat16) or of int8 (kernels/mxint8.py),
     without scales, D even and at most 640, both with dense blocks at equal distances. Tokens of no row give zeros.
     """
-    key_cache, value_cache, step, scale, window, softcap, *_, sinks = call
+    key_cache, value_cache, step, scale, window, softcap, _, _, sinks, _ = call
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
     module().attention(
         KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
@@ -50,3 +51,16 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
         0 if sinks is None else sinks.data_ptr(),
     )  # fmt: skip
     return result
+
+
+def choose_keys(queries: Queries, selection: Selection, table: torch.Tensor) -> torch.Tensor:
+    """As selected.chosen_keys, of float32 or bfloat16, from blocks that are dense."""
+    (tokens, heads, width), cache, longest = queries.query.shape, selection.cache, int(queries.limits.max())
+    scores, places = torch.empty(tokens, longest), torch.empty((tokens, selection.count), dtype=torch.int32)
+    rows, limits = (np.ascontiguousarray(each, dtype=np.int64) for each in (queries.rows, queries.limits))
+    module().choose_keys(
+        KINDS[cache.dtype], queries.query.data_ptr(), cache.data_ptr(), queries.weights.data_ptr(), table.data_ptr(),
+        rows.ctypes.data, limits.ctypes.data, table.stride(0), heads, width, cache.shape[2], cache.stride(0), scores.data_ptr(),
+        longest, tokens, selection.count, places.data_ptr(),
+    )  # fmt: skip
+    return places

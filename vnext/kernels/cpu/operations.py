@@ -17,10 +17,20 @@ from vnext.kernels import (
     products,
     recurrence as plain_recurrence,
     references,
+    selected,
     thin as plain_thin,
 )
 from vnext.kernels.arrays import dtype_name, have_dense_blocks
-from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
+from vnext.kernels.calls import (
+    GATELESS,
+    AttentionCall,
+    AttentionStep,
+    ConvolutionCall,
+    RecurrenceCall,
+    RotaryWrite,
+    Router,
+    Selection,
+)
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.native import GATES
@@ -331,7 +341,10 @@ def _is_row_of(x: torch.Tensor, count: int) -> bool:
 
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
-    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, sinks = call
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, sinks, selection = call
+    if selection is not None:
+        contracts.check_paged_attention(query, call)
+        return selected.selected_attention(query, call, paged_attention, StepAttention, choose_keys)
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
     fits = (*key_cache.shape[1:3], head_dim_of(key_cache)) == wanted
     fits = fits and value_cache.shape == key_cache.shape and query.is_contiguous()
@@ -342,6 +355,13 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
         return attention.paged_attention(query, call._replace(metadata=metadata.kernel(query.shape[1])))
     contracts.check_paged_attention(query, call)
     return plain_attention.paged_attention(query, call._replace(metadata=metadata.plain()))
+
+
+def choose_keys(queries: selected.Queries, selection: Selection, table: torch.Tensor) -> torch.Tensor:
+    """As selected.chosen_keys."""
+    dense = have_dense_blocks(selection.cache) and queries.query.is_contiguous() and queries.weights.is_contiguous()
+    fits = dense and selection.cache.dtype in PACKED_TYPES and table.stride(1) == 1
+    return (attention.choose_keys if fits else selected.chosen_keys)(queries, selection, table)
 
 
 FUNCTIONS = (

@@ -63,7 +63,7 @@ def paged_attention(query: torch.Tensor, block_table: torch.Tensor, call: Attent
 
     Caches of int8 hold rows as mxint8.py has them. block_table int32 [R, W], rows dense.
     """
-    key_cache, value_cache, plan, scale, window, softcap, key_scale, value_scale, _ = call
+    key_cache, value_cache, plan, scale, window, softcap, key_scale, value_scale, *_ = call
     query = query.contiguous()
     tokens, heads, head_dim = query.shape
     _, kv_heads, block_size, _ = key_cache.shape

@@ -132,7 +132,7 @@ def attention_metadata(step: AttentionStep) -> StepPages:
 
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention, of what `serves` allows."""
-    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, _ = call
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, *_ = call
     wrapper = metadata.wrapper(query, key_cache, scale, window, softcap)
     scales = {} if key_scale == value_scale == 1.0 else {"k_scale": key_scale, "v_scale": value_scale}
     found: torch.Tensor = wrapper.run(query.contiguous(), (key_cache, value_cache), **scales)

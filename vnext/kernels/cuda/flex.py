@@ -257,7 +257,7 @@ def copied(cache_of: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; caches of the query's type. Raises ContractError for others in a step with long rows."""
-    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, _ = call
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, *_ = call
     if not isinstance(metadata, StepPrompts):
         return ours.paged_attention(query, call)
     if key_cache.dtype is not query.dtype:

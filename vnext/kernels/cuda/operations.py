@@ -300,8 +300,8 @@ def is_made_for(metadata: StepAttention, query: torch.Tensor, key_cache: torch.T
 
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; sinks, other types and sizes of heads are the reference's, behind its contract."""
-    key_cache, value_cache, metadata, scale, window, *others, sinks = call
-    served = sinks is None and attention.serves(query, key_cache)
+    key_cache, value_cache, metadata, scale, window, *others, sinks, selection = call
+    served = sinks is None and selection is None and attention.serves(query, key_cache)
     if not served or not is_made_for(metadata, query, key_cache, window):
         contracts.check_paged_attention(query, call)
         return plain_attention.paged_attention(query, call._replace(metadata=metadata.plain()))

@@ -5,12 +5,24 @@ from __future__ import annotations
 import msgspec
 
 
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """What chooses the `count` keys of a longer context that a query sees: `heads` queries of `dim` numbers, whose pairs that turn
+    are neighbours or halves, against a key of `dim` that each token keeps beside its row (arXiv 2512.02556). Layers in `shared` see
+    what the one before them has chosen."""
+
+    heads: int
+    dim: int
+    count: int
+    turns_neighbours: bool = False
+    shared: tuple[int, ...] = ()
+
+
 class Latent(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep of a token, once for all heads, `rank` numbers that its keys and values are made of and `turning` that turn
     with its position (multi-head latent attention, arXiv 2405.04434).
 
     A head's query is `plain` numbers and `turning` ones; its value is `value` numbers. `query_rank`: of what queries are made of, 0
-    where they are made of the layer's input.
+    where they are made of the layer's input. `index`: what chooses keys, None where queries see all.
     """
 
     rank: int
@@ -18,6 +30,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
     plain: int
     value: int
     query_rank: int = 0
+    index: Index | None = None
 
     @property
     def width(self) -> int:

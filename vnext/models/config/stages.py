@@ -29,6 +29,8 @@ def of_stage(config: ModelConfig, stage: int, stage_count: int) -> ModelConfig:
         )
     counts = layer_counts(config.layer_count, stage_count)
     first = sum(counts[:stage])
+    if config.latent and config.latent.index and first in config.latent.index.shared:
+        raise ModelError(f"stage {stage} would begin with layer {first}, which sees what another chooses: choose other stages")
     numbers = range(first, first + counts[stage])
     windows = config.windows or (0,) * config.layer_count
     return replace(

@@ -23,7 +23,7 @@ from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import Alone, LayerParams, Mixing, SideBySide
-from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
+from vnext.models.layers.kv_cache import KvCache, KvPairs, has_index, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, ReadingAttention, SparseMlp, Step
 from vnext.models.layers.recurrent import (
@@ -49,7 +49,7 @@ ARRAYS = ("weight", "bias", "decay_logs", "step_bias", "norm", "skips")
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if config.streams is not None or config.encoder is not None:
+    if config.streams is not None or config.encoder is not None or has_index(config):
         return None
     if config.recurrent is not None and config.recurrent.beside is not None:
         return None

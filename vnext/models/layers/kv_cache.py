@@ -5,7 +5,7 @@ serves them, also where heads differ from kind to kind. A page holds `block_size
 page has a pair (key, value) of [page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in
 their groups. A layer that reads another one's cache has that one's group and place. Heads come before slots so that one head's
 tokens of a page are one run of memory: attention reads a head at a time. Latent attention keeps one row of a token for all heads,
-on every rank: key and value of such a pair are the same memory.
+on every rank: key and value of such a pair are the same memory; where an index chooses keys, the second is a token's index key.
 """
 
 from __future__ import annotations
@@ -125,12 +125,16 @@ def _grouped(layer_windows: tuple[int, ...], sizes: tuple[int, ...] = ()) -> KvG
     return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), 1 + max(place_of))
 
 
-def _check(config: ModelConfig, block_size: int, is_host: bool) -> None:
+def _check(config: ModelConfig, block_size: int, is_coded: bool, is_host: bool) -> None:
     """Raise ModelError for a cache that cannot be."""
     if config.whole_heads is not None and not is_host:
         raise ModelError("--device cuda does not serve layers of two head sizes so far: leave it out")
     if config.form.sees_runs and any(window % block_size for window in config.windows):
         raise ModelError(f"--block-size {block_size} does not divide the {max(config.windows)} tokens of a run: choose another")
+    if has_index(config) and not is_host:
+        raise ModelError("--device cuda does not serve layers that choose keys so far: leave it out")
+    if has_index(config) and is_coded:
+        raise ModelError("--kv-cache-dtype int8 is not for layers that choose keys: leave it out")
 
 
 def make_kv_cache(
@@ -150,7 +154,7 @@ def make_kv_cache(
     """
     groups, is_host = kv_groups(config), str(device) == "cpu"
     shape = (local_kv_heads(config, parallel.world_size), block_size, row_width(config, dtype))
-    _check(config, block_size, is_host)
+    _check(config, block_size, is_int8(dtype), is_host)
 
     def zeros(*sizes: int) -> Array:
         if not is_host:
@@ -161,7 +165,7 @@ def make_kv_cache(
         return found if isinstance(dtype, np.dtype) else as_tensor(found)
 
     parts = row_count(config)
-    if config.whole_heads is not None:
+    if config.whole_heads is not None or has_index(config):
         pages = zeros(page_count, kv_bytes_per_page(config, block_size, dtype, parallel) // dtype.itemsize)
         return KvPairs(_unlike_layers(pages, config, block_size, dtype, parallel))
     if together:
@@ -179,19 +183,21 @@ def _unlike_layers(
 ) -> Iterator[tuple[Array, Array]]:
     """Each layer's keys and values in pages [page_count, elements], one behind the other in the places of its group."""
     places = kv_groups(config).place_of
-    for place, (kv_heads, width) in zip(places, _shapes(config, dtype, parallel)):
-        size = kv_heads * block_size * width
-        ends = [(2 * place + part) * size for part in range(3)]
-        keys, values = (pages[:, ends[at] : ends[at + 1]].reshape(-1, kv_heads, block_size, width) for at in range(2))
-        yield keys, values
+    for place, (kv_heads, *widths) in zip(places, _shapes(config, dtype, parallel)):
+        tokens = kv_heads * block_size
+        begin = place * sum(widths) * tokens
+        middle, end = begin + widths[0] * tokens, begin + sum(widths) * tokens
+        keys, values = pages[:, begin:middle], pages[:, middle:end]
+        yield tuple(each.reshape(-1, kv_heads, block_size, width) for each, width in zip((keys, values), widths))
 
 
-def _shapes(config: ModelConfig, dtype: Any, parallel: Parallel) -> Iterator[tuple[int, int]]:
-    """Each attending layer's local key-value heads and the elements of a token's key in one."""
+def _shapes(config: ModelConfig, dtype: Any, parallel: Parallel) -> Iterator[tuple[int, int, int]]:
+    """Each attending layer's local key-value heads, the elements of a token's key in one, and those of what is beside it."""
     windows = config.attending_windows
     for window in windows:
         own = config if window else without_windows(config)
-        yield local_kv_heads(own, parallel.world_size), row_width(own, dtype)
+        width = row_width(own, dtype)
+        yield local_kv_heads(own, parallel.world_size), width, own.latent.index.dim if own.latent and own.latent.index else width
 
 
 def page_rows(cache: KvCache) -> np.ndarray:
@@ -212,6 +218,11 @@ def cache_dtype(name: str, dtype: Any) -> Any:
     return host_dtype("int8") if isinstance(dtype, np.dtype) else torch_dtype("int8")
 
 
+def has_index(config: ModelConfig) -> bool:
+    """Whether tokens keep an index key beside their row."""
+    return config.latent is not None and config.latent.index is not None
+
+
 def row_count(config: ModelConfig) -> int:
     """Rows that a token has in a layer: a key and a value, or one for both."""
     return 1 if config.latent else 2
@@ -225,9 +236,8 @@ def row_width(config: ModelConfig, dtype: Any) -> int:
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel) -> int:
     """Bytes of one page on one rank, over all layers of a group, keys and values; of the largest group where they differ."""
     groups, item_bytes = kv_groups(config), int(dtype.itemsize)
-    if config.whole_heads is not None:
+    if config.whole_heads is not None or has_index(config):
         shapes = zip(groups.place_of, _shapes(config, dtype, parallel))
-        widest = max((place + 1) * kv_heads * width for place, (kv_heads, width) in shapes)
-        return 2 * widest * block_size * item_bytes
+        return max((place + 1) * kv_heads * sum(widths) for place, (kv_heads, *widths) in shapes) * block_size * item_bytes
     rows = row_count(config) * local_kv_heads(config, parallel.world_size) * block_size
     return rows * row_width(config, dtype) * item_bytes * groups.page_layers

@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, RotaryWrite, Selection
+from vnext.models.config.layer_kinds import Index
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.assembly import Source, linear
+from vnext.models.layers.assembly import Source, layer_norm, linear
 from vnext.models.layers.heads import part_pairs, turn
-from vnext.models.layers.layers import LayerCache, Linear, Step, row
+from vnext.models.layers.layers import LayerCache, LayerNorm, Linear, Step, row
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES, Axis, Layout, LayoutTable, Sized, matrix, shared_axes
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +25,21 @@ EPS = 1e-6
 """Of the norms inside, whatever rms_norm_eps is: as transformers has them."""
 
 
+class Indexer(NamedTuple):
+    """What chooses keys, whole on every rank: `query` packed [heads * dim, query_rank], `key` packed [dim, hidden], whose result is
+    normed, and `weights` packed [heads, hidden] of each head."""
+
+    query: Linear
+    key: Linear
+    norm: LayerNorm
+    weights: Linear
+
+
 class LatentAttention(NamedTuple):
     """`inner`, what queries are made of, then a token's row [.., rank + turning], is whole but for queries made of the input, by
     heads; `query` is column-parallel, None where there is none. Norms [query_rank] and [rank]. `keys` packed [heads, rank, plain],
-    `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None."""
+    `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None.
+    `indexer`: None where queries see all, or what the layer before has chosen."""
 
     inner: Linear
     query: Linear | None
@@ -36,6 +49,43 @@ class LatentAttention(NamedTuple):
     values: Any
     output: Linear
     gates: Linear | None = None
+    indexer: Indexer | None = None
+
+
+def index_axes(index: Index, queries: Sized) -> LayoutTable:
+    """What chooses keys, whole on every rank, which all choose the same."""
+    return {
+        "wq_b": Layout((Sized(index.heads * index.dim),), queries),
+        "wk": Layout((Sized(index.dim),), Axis.HIDDEN),
+        "indexer.k_norm": Layout((Sized(index.dim),)),
+        "weights_proj": Layout((Sized(index.heads),), Axis.HIDDEN),
+    }
+
+
+def latent_axes(config: ModelConfig) -> LayoutTable:
+    """The names that DeepSeek began: queries, keys and values by head, a token's row and what queries are made of whole."""
+    latent, heads = config.latent, config.head_count
+    assert latent is not None
+    rank, queries = Sized(latent.rank), Sized(latent.query_rank)
+    by_head = Sized(heads * (latent.plain + latent.turning), is_split=True)
+    return {
+        **(index_axes(latent.index, queries) if latent.index else {}),
+        **WEIGHT_AXES,
+        **EXPERT_AXES,
+        **shared_axes("shared_experts"),
+        "eh_proj": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
+        **dict.fromkeys(("enorm", "hnorm"), Layout((Axis.HIDDEN,))),
+        "q_proj": Layout((by_head,), Axis.HIDDEN),
+        "q_a_proj": Layout((queries,), Axis.HIDDEN),
+        "q_a_layernorm": Layout((queries,)),
+        "q_b_proj": Layout((by_head,), queries),
+        "kv_a_proj_with_mqa": Layout((Sized(latent.width),), Axis.HIDDEN),
+        "kv_a_layernorm": Layout((rank,)),
+        "kv_b_proj": Layout((Sized(heads * (latent.plain + latent.value), is_split=True),), rank),
+        "k_b_proj": Layout((Sized(heads * latent.rank, is_split=True),), Sized(latent.plain)),
+        "v_b_proj": Layout((Sized(heads * latent.value, is_split=True),), rank),
+        "o_proj": Layout((Axis.HIDDEN,), Sized(heads * latent.value, is_split=True)),
+    }
 
 
 def assemble_attention(
@@ -55,35 +105,78 @@ def assemble_attention(
         keys=keys,
         values=values,
         output=linear(source, here, output, bias=bias),
+        indexer=assemble_indexer(source, here + "indexer.") if latent.index and here + "indexer.wk.weight" in source else None,
     )
+
+
+def assemble_indexer(source: Source, here: str) -> Indexer:
+    """That at `here`, which ends with a dot, by DeepSeek's names; a score that is rounded chooses another key."""
+    query, key, weights = (
+        Linear(source.packed((f"{here}{name}.weight",), exact=True), None) for name in ("wq_b", "wk", "weights_proj")
+    )
+    return Indexer(query, key, layer_norm(source, here + "k_norm"), weights)
 
 
 def latent_attention(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's rows, then reads the contexts."""
     gates = layer.gates and step.operations.linear(x, layer.gates.weight, None)
-    return attended(layer, cache, written(layer, cache, x, step), step, gates)
+    query, selection = written(layer, cache, x, step)
+    return attended(layer, cache, query, step, gates, selection)
 
 
-def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
-    """Writes the rows of x [T, hidden] -> the queries [T, heads, rank + turning]."""
+def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, Selection | None]:
+    """Writes the rows of x [T, hidden], and index keys -> (the queries [T, heads, rank + turning], the keys that they see)."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
     joined = chosen.linear(x, layer.inner.weight, layer.inner.bias)
     queries, kept = joined[:, : -latent.width], joined[:, -latent.width :]
+    selection = None
     if layer.query is not None:
-        queries = chosen.linear(chosen.rms_norm(queries, layer.query_norm, EPS), layer.query.weight, layer.query.bias)
+        inner = chosen.rms_norm(queries, layer.query_norm, EPS)
+        queries = chosen.linear(inner, layer.query.weight, layer.query.bias)
+        selection = selected(layer.indexer, cache, x, inner, step) if latent.index else None
     query = placed(queries.unflatten(1, (-1, latent.plain + latent.turning)), kept, layer, step)
-    found: torch.Tensor = chosen.rotary_kv_write(query, RotaryWrite(None, None, EPS, None, None, *cache, step.slots))
+    return chosen.rotary_kv_write(query, RotaryWrite(None, None, EPS, None, None, *rows_of(cache, step), step.slots)), selection
+
+
+def rows_of(cache: LayerCache, step: Step) -> LayerCache:
+    """The rows of tokens, as keys and as values."""
+    assert step.config.latent is not None
+    return (cache[0], cache[0]) if step.config.latent.index else cache
+
+
+def selected(indexer: Indexer | None, cache: LayerCache, x: torch.Tensor, inner: torch.Tensor, step: Step) -> Selection:
+    """Writes the index keys of x [T, hidden], whose queries are made of `inner` [T, query_rank] -> which keys they see."""
+    chosen, latent, kept = step.operations, step.config.latent, step.chosen
+    assert latent is not None and latent.index is not None
+    index = latent.index
+    if indexer is None:
+        assert kept
+        return kept[-1]
+    joined = x.new_empty((x.shape[0], index.heads + 2, index.dim))
+    joined[:, : index.heads] = chosen.linear(inner, *indexer.query).unflatten(1, (-1, index.dim))
+    joined[:, index.heads :] = chosen.layer_norm(chosen.linear(x, *indexer.key), *indexer.norm, EPS)[:, None]
+    if index.turns_neighbours:
+        part_pairs((joined,), latent.turning)
+    if step.cosine is not None:
+        turn((joined,), step)
+    write = RotaryWrite(None, None, EPS, None, None, cache[1], cache[1], step.slots)
+    query = chosen.rotary_kv_write(joined.flatten(1), write)
+    found = Selection(query.contiguous(), chosen.logits(x, indexer.weights.weight), cache[1], index.count, [])
+    if kept is not None:
+        kept[:] = [found]
     return found
 
 
 def attended(
-    layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step, gates: torch.Tensor | None = None
-) -> torch.Tensor:
-    """What queries [T, heads, rank + turning] see in their contexts -> [T, hidden]. `gates` [T, heads] or None."""
+    layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step, gates: torch.Tensor | None = None,
+    selection: Selection | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What queries [T, heads, rank + turning] see in their contexts, or of them -> [T, hidden]. `gates` [T, heads] or None."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
-    seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window))
+    call = AttentionCall(*rows_of(cache, step), step.metadata, step.scale, step.window, selection=selection)
+    seen = chosen.paged_attention(query, call)
     found = chosen.head_products(seen[:, :, : latent.rank], layer.values)
     if gates is not None:
         found = chosen.gate_by(found.flatten(0, 1), gates.reshape(-1, 1)).view_as(found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, as_tensor
-from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, RotaryWrite, StateRows
+from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, RotaryWrite, Selection, StateRows
 from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
@@ -115,7 +115,8 @@ class Step(NamedTuple):
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
     `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it. `rows`:
     where recurrent layers keep states. `query_factors` float32 [T, 1] multiply queries, None where nothing does. `own` [T, P]: what
-    the tokens give to this layer, None for nothing.
+    the tokens give to this layer, None for nothing. `chosen`: what an index has chosen in this step's last layer with one, which
+    layers without one share; None where nothing does.
     """
 
     operations: Operations
@@ -132,6 +133,7 @@ class Step(NamedTuple):
     rows: StateRows | None = None
     query_factors: torch.Tensor | None = None
     own: torch.Tensor | None = None
+    chosen: list[Selection] | None = None
 
 
 def state_rows(batch: ForwardBatch) -> StateRows | None:
@@ -164,9 +166,9 @@ def layer_steps(
         chosen = batch.adapted(chosen)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.places, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-    growth = config.form.query_growth
+    growth, rows = config.form.query_growth, state_rows(batch)
     factors = growth and as_tensor(query_factors(batch.positions, growth, isinstance(frequencies, np.ndarray)))[:, None]
-    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch), query_factors=factors)
+    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=rows, query_factors=factors, chosen=[])
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local, plain = plain._replace(cosine=cosine, sine=sine), plain._replace(config=without_windows(config))

@@ -162,31 +162,6 @@ def shared_axes(name: str) -> LayoutTable:
     return {f"{name}.gate_proj": wide, f"{name}.up_proj": wide, f"{name}.down_proj": matrix(Axis.HIDDEN, Axis.SHARED_MLP)}
 
 
-def latent_axes(config: ModelConfig) -> LayoutTable:
-    """The names that DeepSeek began: queries, keys and values by head, a token's row and what queries are made of whole."""
-    latent, heads = config.latent, config.head_count
-    assert latent is not None
-    rank, queries = Sized(latent.rank), Sized(latent.query_rank)
-    by_head = Sized(heads * (latent.plain + latent.turning), is_split=True)
-    return {
-        **WEIGHT_AXES,
-        **EXPERT_AXES,
-        **shared_axes("shared_experts"),
-        "eh_proj": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
-        **dict.fromkeys(("enorm", "hnorm"), Layout((Axis.HIDDEN,))),
-        "q_proj": Layout((by_head,), Axis.HIDDEN),
-        "q_a_proj": Layout((queries,), Axis.HIDDEN),
-        "q_a_layernorm": Layout((queries,)),
-        "q_b_proj": Layout((by_head,), queries),
-        "kv_a_proj_with_mqa": Layout((Sized(latent.width),), Axis.HIDDEN),
-        "kv_a_layernorm": Layout((rank,)),
-        "kv_b_proj": Layout((Sized(heads * (latent.plain + latent.value), is_split=True),), rank),
-        "k_b_proj": Layout((Sized(heads * latent.rank, is_split=True),), Sized(latent.plain)),
-        "v_b_proj": Layout((Sized(heads * latent.value, is_split=True),), rank),
-        "o_proj": Layout((Axis.HIDDEN,), Sized(heads * latent.value, is_split=True)),
-    }
-
-
 class HostRanks(Protocol):
     """What ranks that share memory do with plain bytes of it, by address."""
 

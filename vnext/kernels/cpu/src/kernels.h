@@ -199,6 +199,20 @@ struct RecurrenceCall {
     StateRows rows;
 };
 
+/* Scores of keys by an index: those of query [tokens, heads, width] and a key [width] are the sum over heads of weights [tokens, heads]
+   times what their product has above 0. Token t has a context of limits[t] keys, whose blocks are row rows[t] of tables; query and
+   keys are of one kind, blocks [block_size][width] `block_stride` elements apart. scores: rows `score_stride` apart. */
+struct ScoreCall {
+    const void *query, *keys;
+    const float *weights;
+    const int32_t *tables;
+    const int64_t *rows, *limits;
+    int64_t table_stride, heads, width, block_size, block_stride;
+    float *scores;
+    int64_t score_stride;
+};
+constexpr int64_t SCORED_KEYS = 128;  // at once
+
 /* One step's attention. Caches [block_count, kv_heads, block_size, head_dim] of the queries' kind, or of INT8 with coded_bytes in
    place of head_dim, each block dense and `block_stride` elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
    in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last `window` keys. */
@@ -296,6 +310,8 @@ struct Kernels {
     void (*weigh)(const float *logits, int64_t count, float peak, float scale, const Weights &to);
     /* Weights of at least `bound` with their ids, by rising id; room for 16 more than there are. Returns how many. */
     int64_t (*collect)(const Weights &from, int64_t blocks, float bound, float *values, int32_t *ids);
+    /* Of a token's keys [first, last). */
+    void (*score_keys)(int kind, const ScoreCall &, int64_t token, int64_t first, int64_t last);
 };
 
 /* One that was not built has the address null. */

@@ -21,6 +21,7 @@
 #include "recurrence/recurrence.h"
 #include "rows/rows.h"
 #include "sampling/sampling.h"
+#include "select/select.h"
 #include "step/stack.h"
 #include "step/step.h"
 #include "team.h"
@@ -253,6 +254,15 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     run_attention(kind, *plan, call);
 }
 
+void do_choose(int kind, const void *query, const void *keys, const float *weights, const int32_t *tables, const int64_t *rows,
+               const int64_t *limits, int64_t table_stride, int64_t heads, int64_t width, int64_t block_size, int64_t block_stride,
+               float *scores, int64_t score_stride, int64_t tokens, int64_t count, int32_t *places) {
+    const WithoutLock apart(tokens * score_stride * heads * width > LONG_WORK);
+    const ScoreCall call{query,      keys,         weights, tables,      rows, limits, table_stride, heads, width,
+                         block_size, block_stride, scores,  score_stride};
+    choose_keys(kind, call, tokens, count, places);
+}
+
 void do_route(const Router *router, const float *scores, int64_t rows, float *shares, int64_t *ids) {
     route_rows(*router, scores, rows, shares, ids);
 }
@@ -373,6 +383,9 @@ PyMethodDef methods[] = {
              "plan"),
     VNX_ENTRY("attention", do_attention,
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, cache_kind, scale, window, cap)"),
+    VNX_ENTRY("choose_keys", do_choose,
+             "choose_keys(kind, query, keys, weights, tables, rows, limits, table_stride, heads, width, block_size, block_stride, scores, "
+             "score_stride, tokens, count, places)"),
     VNX_ENTRY("route_rows", do_route, "route_rows(router, scores, rows, shares, ids)"),
     VNX_ENTRY("run_experts", do_experts, "run_experts(kind, experts, x, rows, hidden, k, shares, ids, result)"),
     VNX_ENTRY("run_stack", do_stack,

@@ -14,10 +14,10 @@ from vnext.models.config.mamba_config import linear_layers, width_of
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
-from vnext.models.layers.latent import assemble_attention
+from vnext.models.layers.latent import assemble_attention, latent_axes
 from vnext.models.layers.layers import GatedMlp, Linear, SparseMlp
 from vnext.models.layers.recurrent import KeyDelta
-from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, latent_axes, matrix
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

@@ -17,8 +17,8 @@ from vnext.models.errors import ModelError
 from vnext.models.families.hybrids.kimi_linear import OTHER_KEYS, assemble_key_delta, key_delta_axes
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.latent import assemble_attention
-from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, latent_axes, matrix
+from vnext.models.layers.latent import assemble_attention, latent_axes
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

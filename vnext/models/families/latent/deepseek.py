@@ -1,4 +1,4 @@
-"""DeepSeek 2 to R1, Kimi K2, GLM-4.7-Flash, Mistral 4, Youtu, MiniCPM 3: latent attention, experts.
+"""DeepSeek 2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM 5, Mistral 4, Youtu, MiniCPM 3: latent attention, chosen keys, experts.
 
 DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu and MiniCPM 3,
 with multipliers, have none.
@@ -23,10 +23,10 @@ from vnext.models.layers.batch import host_batch
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.latent import LatentAttention, assemble_attention, attended, written
+from vnext.models.layers.latent import LatentAttention, assemble_attention, attended, latent_axes as WEIGHT_AXES, written
 from vnext.models.layers.layers import GatedMlp, SparseMlp, Step, add_and_norm, mlp, norm_of, operations
 from vnext.models.layers.rope import inverse_frequencies, rotary_angles
-from vnext.models.layers.sharding import alone, latent_axes as WEIGHT_AXES
+from vnext.models.layers.sharding import alone
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ __all__ = [
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
 MISTRAL, MINICPM = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM"
+SPARSE, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
 COUNT = "num_nextn_predict_layers"
 GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
@@ -57,8 +58,14 @@ STRETCHED = MappingProxyType(
     }
 )  # fmt: skip
 """How Mistral 4 turns where its configuration does not say it."""
+INDEX = MappingProxyType({"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64})
 DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
+        SPARSE: {**USUAL, **INDEX, "max_position_embeddings": 163840},
+        GLM: {
+            **USUAL, **INDEX, "index_n_heads": 32, "indexer_rope_interleave": True, "q_lora_rank": 2048, "v_head_dim": 256,
+            "qk_nope_head_dim": 192, "n_group": 1, "topk_group": 1, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
+        },
         SECOND: {
             **SIZES, "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1407,
             "routed_scaling_factor": 1.0, "topk_method": "greedy",
@@ -94,7 +101,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         output_bias=flag(raw, "attention_bias"),
         query_growth=growth_of(raw) if architecture == MISTRAL else None,
     )
-    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU) else raw.get(COUNT, int(architecture == THIRD))
+    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU) else raw.get(COUNT, int(architecture in (THIRD, SPARSE, GLM)))
     own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
     return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
 
@@ -119,7 +126,10 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     refuse(raw, "moe_layer_freq", unless=(1,))
     refuse(raw, "scoring_func", unless=("softmax" if by_softmax else "sigmoid",))
     refuse(raw, "topk_method", unless=("greedy", GROUPED) if is_second else ("noaux_tc",))
-    dense = dense_kinds(raw, 1) if architecture == FLASH else first_layers(raw, "first_k_dense_replace")
+    if architecture in (FLASH, SPARSE, GLM):
+        dense = dense_kinds(raw, 1 if architecture == FLASH else raw["first_k_dense_replace"])
+    else:
+        dense = first_layers(raw, "first_k_dense_replace")
     if not by_softmax:
         return sigmoid_experts(raw, dense)
     if is_second:
@@ -201,14 +211,17 @@ def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelC
     angles = rotary_angles(rows.positions, params.frequencies, config.rope)
     assert isinstance(layer.attention, LatentAttention) and layer.mlp is not None and config.query_scale is not None
     step = Step(chosen, config, alone(), rows.slots, None, *angles, config.query_scale, 0)
-    query = written(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
+    query, selection = written(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
     residual = hidden.index_select(0, rows.sample_at)
     if not len(rows.sample_at):
         return residual, residual
     prepared = rows.attention.metadata[0] if rows.attention is not None else None
     metadata = prepared or chosen.attention_metadata(AttentionStep(*host_batch(rows), rows.block_table, 1, 1))
     step = step._replace(metadata=metadata)
-    mixed = attended(layer.attention, kv[0], query.index_select(0, rows.sample_at), step)
+    if selection is not None:
+        asking, weights = (each.index_select(0, rows.sample_at) for each in (selection.query, selection.weights))
+        selection = selection._replace(query=asking, weights=weights)
+    mixed = attended(layer.attention, kv[0], query.index_select(0, rows.sample_at), step, selection=selection)
     normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
     drafted, _ = add_and_norm(mlp(layer.mlp, normed, step), residual, params.norm, step)
     return drafted, drafted
