@@ -53,7 +53,7 @@ RECURRENT_SEEDS = 17
 PICTURED_SEEDS = 6
 """In one of so many scenarios prompts hold inputs; nothing is drawn for it."""
 SEARCHING_PICTURED = 3
-"""In one of so many of these ranks look for vectors in files."""
+"""In one of so many scenarios with inputs, ranks look for their vectors in files."""
 SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""

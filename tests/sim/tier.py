@@ -285,7 +285,7 @@ def draw_disk(rng: Rng) -> Disk:
 SEARCH_US = 400
 """How long a search takes at most."""
 HANGS, FOUND, ASKED = 5, 60, 80
-"""Percent of searches that nobody answers, of inputs that are there, and of requests for which ranks look."""
+"""Percentages: of searches, those without an answer; of inputs, those in files; of requests, those whose inputs ranks look for."""
 
 
 class SimSearches(Source):

@@ -22,8 +22,8 @@ GRID_MAX = 6
 
 
 class AnyresForm(NamedTuple):
-    """`side` in pixels and `grid` in vectors along a square, `most` squares whose vectors are not made fewer, `sizes` (height,
-    width) of grids in pixels."""
+    """A Form (seen.py): `side` in pixels and `grid` in vectors along a square, `most` squares whose vectors are not made fewer,
+    `sizes` (height, width) of grids in pixels."""
 
     side: int
     grid: int
@@ -35,7 +35,6 @@ class AnyresForm(NamedTuple):
     shown: str = IMAGE
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
-        """As Form."""
         check_ratio(picture.shape, name)
         (own_height, own_width, _), side, form = picture.shape, self.side, self.pixels
         if is_alone:
@@ -50,14 +49,12 @@ class AnyresForm(NamedTuple):
         return Seen((part,), IMAGE * len(self.spelled(part)))
 
     def spelled(self, part: Part) -> np.ndarray:
-        """As Form."""
         if not part.more:
             return np.full(self.grid**2 + 1, self.tokens[0])
         *_, height, width = part.more
         return np.full(self.grid**2 + height * (width + 1), self.tokens[0])
 
     def numbers(self, part: Part) -> np.ndarray:
-        """As Form."""
         return numbers_of(part.pixels, self.pixels)
 
 

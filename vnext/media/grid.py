@@ -19,7 +19,8 @@ LEAST, MOST = 56**2, 28**2 * 1280
 
 
 class GridForm(NamedTuple):
-    """The `side` of the square that becomes a vector, and between how many pixels an image has. `films`: how videos are read."""
+    """A Form (seen.py): the `side` of the square that becomes a vector, and between how many pixels an image has. `films`: how
+    videos are read."""
 
     side: int
     least: int
@@ -31,7 +32,6 @@ class GridForm(NamedTuple):
     films: PairForm | None = None
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
-        """As Form."""
         check_ratio(picture.shape, name)
         height, width, _ = picture.shape
         height, width = fitting_size(height, width, self.side, self.least, self.most)
@@ -48,12 +48,10 @@ class GridForm(NamedTuple):
         return self._replace(least=least, most=most)
 
     def spelled(self, part: Part) -> np.ndarray:
-        """As Form."""
         *_, height, width, _ = part.pixels.shape
         return np.full(height * width // self.side**2, self.tokens[0])
 
     def numbers(self, part: Part) -> np.ndarray:
-        """As Form."""
         if part.pixels.ndim == 3 or self.films is None:
             return numbers_of(part.pixels[None], self.pixels)
         return numbers_of(part.pixels, self.films.pixels)

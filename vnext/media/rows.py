@@ -20,8 +20,8 @@ IMAGE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 
 class RowForm(NamedTuple):
-    """An image's longest side, and the side of the square that becomes a vector, in pixels. `tokens`: of a vector, of what is
-    behind a row of them, and behind the last one."""
+    """A Form (seen.py): an image's longest side, and the side of the square that becomes a vector, in pixels. `tokens`: of a
+    vector, of what is behind a row of them, and behind the last one."""
 
     longest: int
     side: int
@@ -31,7 +31,6 @@ class RowForm(NamedTuple):
     shown: str = IMAGE
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
-        """As Form."""
         check_ratio(picture.shape, name)
         height, width, _ = picture.shape
         if (ratio := max(height, width) / self.longest) > 1:
@@ -42,7 +41,6 @@ class RowForm(NamedTuple):
         return Seen((part,), "".join(words[token] for token in self.spelled(part).tolist()))
 
     def spelled(self, part: Part) -> np.ndarray:
-        """As Form."""
         vector, between, behind = self.tokens
         height, width, _ = part.pixels.shape
         found = np.full((height // self.side, width // self.side + 1), vector)
@@ -51,7 +49,6 @@ class RowForm(NamedTuple):
         return found.reshape(-1)
 
     def numbers(self, part: Part) -> np.ndarray:
-        """As Form."""
         return numbers_of(part.pixels[None], self.pixels)
 
 

@@ -29,8 +29,8 @@ class Tiles(NamedTuple):
 
 
 class TileForm(NamedTuple):
-    """preprocessor_config.json: an image's longest side and a tile's side in pixels, whether there are several tiles. `places`: how
-    many of the `tokens` stand for a tile."""
+    """A Form (seen.py): an image's longest side and a tile's side in pixels, whether there are several tiles. `places`: how many of
+    the `tokens` stand for a tile."""
 
     longest: int
     side: int
@@ -43,16 +43,13 @@ class TileForm(NamedTuple):
     shown: str = IMAGE
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
-        """As Form."""
         tiles = tiles_of(picture, self, name)
         return Seen(tuple(map(Part, tiles.pixels)), text_of(tiles, self))
 
     def spelled(self, part: Part) -> np.ndarray:
-        """As Form."""
         return np.full(self.places, self.tokens[0])
 
     def numbers(self, part: Part) -> np.ndarray:
-        """As Form."""
         return numbers_of(part.pixels[None], self.pixels)
 
 

@@ -15,7 +15,7 @@ BEGIN, PLACE, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 
 
 class WholeForm(NamedTuple):
-    """`side` in pixels, and how many `places` in the text stand for an image."""
+    """A Form (seen.py): `side` in pixels, and how many `places` in the text stand for an image."""
 
     side: int
     places: int
@@ -25,17 +25,14 @@ class WholeForm(NamedTuple):
     shown: str = BEGIN
 
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
-        """As Form."""
         check_ratio(picture.shape, name)
         part = Part(resized(picture, self.side, self.side, self.pixels))
         return Seen((part,), f"\n\n{BEGIN}{PLACE * self.places}{END}\n\n")
 
     def spelled(self, part: Part) -> np.ndarray:
-        """As Form."""
         return np.full(self.places, self.tokens[0])
 
     def numbers(self, part: Part) -> np.ndarray:
-        """As Form."""
         return numbers_of(part.pixels[None], self.pixels)
 
 

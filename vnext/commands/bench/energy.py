@@ -20,7 +20,7 @@ NVML = "libnvidia-ml.so.1"
 HERE = ("localhost", "127.0.0.1", "::1")
 FIGURES = ("cpu_joules", "gpu_joules", "joules_per_output_token")
 DONE = 0
-NOBODY = "--energy: this machine shows no energy"
+NOBODY = "--energy: this machine does not say how much energy it uses"
 
 
 class Meter(msgspec.Struct, frozen=True):

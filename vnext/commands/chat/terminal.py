@@ -45,7 +45,7 @@ class Asker(Protocol):
     """The source of the user's messages."""
 
     def ask(self) -> str:
-        """See Lines."""
+        """The next message. Raises EOFError where there is none, and KeyboardInterrupt."""
 
 
 def chat(command: ChatCommand) -> int:

@@ -57,10 +57,10 @@ class Replicas:
 
     def __init__(self, addresses: Sequence[str], policy: str, roles: Roles) -> None:
         """`policy`: a name of routing/policies.py."""
-        self._prefill_engines, self._writers = roles.prefill, len(addresses) - roles.encode
-        self._router = Router(self._writers, policy)
+        self._roles, writer_count = roles, len(addresses) - roles.encode
+        self._router = Router(writer_count, policy)
         self._all = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
-        self._clients, self._encoders = self._all[: self._writers], Encoders(self._all[self._writers :])
+        self._clients, self._encoders = self._all[:writer_count], Encoders(self._all[writer_count:])
         self._sequence = count()
         self._root_seed = 0
         self._is_closed = False
@@ -74,8 +74,9 @@ class Replicas:
         of number 0 are those of one engine that has all requests. Raises what EngineClient.connect does, if none is ready."""
         replicas = cls(addresses, policy, roles)
         begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._all]
-        failed = [each for each in (await asyncio.gather(*begun, return_exceptions=True))[: replicas._writers] if each is not None]
-        if len(failed) == replicas._writers:
+        answers = await asyncio.gather(*begun, return_exceptions=True)
+        failed = [each for each in answers[: len(replicas._clients)] if each is not None]
+        if len(failed) == len(replicas._clients):
             raise failed[0]
         root_seed = replicas.ready.root_seed
         replicas._root_seed = derived_seed(root_seed, OTHERS + number) if number else root_seed
@@ -250,7 +251,7 @@ class Replicas:
     @property
     def _is_split(self) -> bool:
         """Whether there is an engine of each kind."""
-        kinds = self._clients[: self._prefill_engines], self._clients[self._prefill_engines :]
+        kinds = self._clients[: self._roles.prefill], self._clients[self._roles.prefill :]
         return all(any(client.is_up and client.trouble is None for client in kind) for kind in kinds)
 
     def _decode(self, live: LiveRequest) -> None:
@@ -265,7 +266,7 @@ class Replicas:
         ready = {client for client in self._clients if client.is_up}
         living = {client for client in self._clients if client.death is None}
         found = answering or ready or living
-        of_kind = self._clients[: self._prefill_engines] if request.hands_over else self._clients[self._prefill_engines :]
+        of_kind = self._clients[: self._roles.prefill] if request.hands_over else self._clients[self._roles.prefill :]
         able = [client in (found.intersection(of_kind) or found) for client in self._clients]
         if sibling is not None and able[sibling]:
             able = [number == sibling for number in range(len(able))]

@@ -54,7 +54,7 @@ def _kernel_call() -> ctypes._NamedFuncPointer:
 
 
 class Futex:
-    """Waits with the futex system call, and uses no processor time while asleep. A signal handler runs between two waits.
+    """A WaitMethod: the futex system call, which uses no processor time while asleep. A signal handler runs between two waits.
 
     Raises OSError when this machine or sandbox has no futex.
     """
@@ -70,7 +70,7 @@ class Futex:
         self.wake(ctypes.addressof(probe))
 
     def wait(self, address: int, expected: int, timeout_s: float | None) -> None:
-        """See WaitMethod. Raises OSError for an address that cannot be waited on."""
+        """Raises OSError for an address that cannot be waited on."""
         limit = None if timeout_s is None else ctypes.byref(_timespec(timeout_s))
         if self._call(self._number, address, _FUTEX_WAIT, expected, limit, None, 0) == 0:
             return
@@ -79,17 +79,15 @@ class Futex:
             raise OSError(code, f"futex wait failed: {os.strerror(code)}")
 
     def wake(self, address: int) -> None:
-        """See WaitMethod."""
         if self._call(self._number, address, _FUTEX_WAKE, _WAKE_ALL, None, None, 0) < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"futex wake failed: {os.strerror(code)}")
 
 
 class SleepPoll:
-    """Waits by looking at the word between naps that double from 50 us to 5 ms. Works everywhere."""
+    """A WaitMethod: waits by looking at the word between naps that double from 50 us to 5 ms. Works everywhere."""
 
     def wait(self, address: int, expected: int, timeout_s: float | None) -> None:
-        """See WaitMethod."""
         word = ctypes.c_uint32.from_address(address)
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         nap_s = _NAP_FIRST_S
@@ -98,7 +96,7 @@ class SleepPoll:
             nap_s = min(2 * nap_s, _NAP_MAX_S)
 
     def wake(self, address: int) -> None:
-        """See WaitMethod: sleepers look by themselves."""
+        """Does nothing: sleepers look by themselves."""
 
 
 def _has_known_system_calls() -> bool:

@@ -6,7 +6,7 @@ no file and knows nothing of HTTP. Fields carry the names of the command-line op
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -296,6 +296,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool | None = None
     max_lora_rank: int = 0
     packed_weights_dir: str = ""
+
+    @property
+    def bare(self) -> Self:
+        """Without adapters, and with a cache of the activations' type: for a draft model, or a tower alone."""
+        return msgspec.structs.replace(self, max_lora_rank=0, kv_cache_dtype="auto")
 
 
 class RankSettings(ModelSettings, frozen=True, kw_only=True):

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from vnext.base.tokenizer_files import VOCABULARY, tokenizer_json
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.kv_cache import kv_groups
@@ -26,8 +24,7 @@ def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner
     config = load_config(path)
     if reason := why_no_draft_model(path, config, target.path, target.config, settings.max_model_len):
         raise SettingsError(f"speculative_config names the draft model {path}, {reason}")
-    own = replace(settings, max_lora_rank=0, kv_cache_dtype="auto")
-    runner = ModelRunner(path, own, target.device, alone(), config=config)
+    runner = ModelRunner(path, settings.bare, target.device, alone(), config=config)
     require_same_drafts(settings, runner)
     return runner
 

@@ -37,7 +37,7 @@ class TowerRunner(ModelRunner):
         path = Path(settings.model_path)
         config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
         alone = replace(config, windows=(), recurrent=None, experts=None, cache_layers=(), still_layers=(), whole_heads=None)
-        super().__init__(path, replace(settings, max_lora_rank=0, kv_cache_dtype="auto"), "cpu", parallel, config=alone)
+        super().__init__(path, settings.bare, "cpu", parallel, config=alone)
         self.__dict__["parts"] = cast(ByParts, Parts())
 
     def _load(self, progress: Progress | None) -> None:

@@ -47,7 +47,7 @@ class Origin(msgspec.Struct, frozen=True):
     digest: int
 
     def written(self) -> str:
-        """As REQUEST."""
+        """As REQUEST in an event's id."""
         data = b"".join(getattr(self, name).to_bytes(width, "big") for name, width in _WIDTHS.items())
         return f"{self.answer}.{urlsafe_b64encode(data).rstrip(b'=').decode()}"
 

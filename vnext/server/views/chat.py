@@ -143,7 +143,6 @@ class ChatWriter(ChunkWriter):
         return super().chunk(choices, {"prompt_token_ids": self.generation.prompts[0]} if begins else beside)
 
     def whole(self) -> Json:
-        """As ChunkWriter."""
         body, generation = self.call.body, self.generation
         [prompt] = generation.prompts
         shown = [renderer.choice() for renderer in self._shown]

@@ -180,7 +180,6 @@ class CompletionWriter(ChunkWriter):
         super().__init__(generation, renderers)
 
     def whole(self) -> Json:
-        """As ChunkWriter."""
         shown = enumerate(self.generation.best(self._shown_count))
         choices = [self.renderers[choice.index].take()[0] | {"index": index} for index, choice in shown]
         return self.generation.envelope(self.kind, choices) | {"usage": self.usage()}

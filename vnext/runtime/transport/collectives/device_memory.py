@@ -78,18 +78,15 @@ class IpcMemory:
             self.handle = bytes(runtime.ipcGetMemHandle(self.address))
 
     def open(self, handle: bytes) -> int:
-        """See DeviceMemory."""
         with self._device:
             self._opened.append(self._runtime.ipcOpenMemHandle(handle))
         return self._opened[-1]
 
     def settle(self) -> None:
-        """See DeviceMemory."""
         with self._device:
             self._runtime.deviceSynchronize()
 
     def close(self) -> None:
-        """See DeviceMemory."""
         with self._device:
             while self._opened:
                 self._runtime.ipcCloseMemHandle(self._opened.pop())

@@ -47,10 +47,9 @@ class GlooGroup:
         return torch.cat(self._begin(tensor)(), dim=dim)
 
     def require_whole(self) -> None:
-        """See Group."""
+        """Does nothing: the collectives themselves have raised any error."""
 
     def close(self) -> None:
-        """See Group."""
         self._group = None
 
     def _begin(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
