@@ -99,7 +99,7 @@ def test_one_call_is_forward_logits_and_sampling(
     monkeypatch.setattr(module, "POSITIONS_MIN", 3)
     chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
     whole = whole_step(params, kv, config, alone())
-    assert isinstance(whole, WholeStep) and whole.takes(4) and not whole.takes(1 + module.LOGITS_MAX // VOCAB_SIZE)
+    assert isinstance(whole, WholeStep) and whole.samples_max == module.LOGITS_MAX // VOCAB_SIZE
     for chunks in STEPS:
         batch = make_batch(chunks, 16, len(kv_groups(config).windows))
         sampling = sampling_of(batch.positions)

@@ -22,7 +22,7 @@ def sample(logits: np.ndarray, inputs: SamplingInputs) -> Sampled:
     tokens = choose(adjusted, inputs)
     if inputs.logprobs >= 0 and inputs.allowed is not None and (judged := inputs.allowed.judged(logits.shape[1])):
         logits[judged] = adjusted[judged]
-    return report(logits, tokens, inputs.logprobs)
+    return Sampled(tokens) if inputs.logprobs < 0 else report(logits, tokens, inputs.logprobs)
 
 
 def adjust(logits: np.ndarray, inputs: SamplingInputs) -> np.ndarray:
@@ -62,7 +62,5 @@ def choose(logits: np.ndarray, inputs: SamplingInputs) -> np.ndarray:
 
 
 def report(logits: np.ndarray, tokens: np.ndarray, count: int) -> Sampled:
-    """`tokens` with their log-probabilities and the `count` likeliest tokens of the logits; -1 requests neither."""
-    if count < 0:
-        return Sampled(tokens)
+    """`tokens` with their log-probabilities and the `count` likeliest tokens of the logits."""
     return Sampled(tokens, *report_rows(logits, tokens, min(count, logits.shape[1])))

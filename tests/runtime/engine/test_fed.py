@@ -39,14 +39,12 @@ class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
     config, device, adapters, draft, routes = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None, Routes()
+    cache = SimpleNamespace(states=None)
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
 
     def make_cache(self, page_count: int, block_size: int, state_pages: int, drafts: int) -> None:
-        pass
-
-    def keep_states(self, counts: bytes) -> None:
         pass
 
     def run(self, inputs: StepInputs) -> StepOutputs:
@@ -148,7 +146,7 @@ def test_ranks_that_match_a_grammar_otherwise_are_named(make_bench) -> None:  # 
     """The engine core matches no grammar: a rank is compared with rank 0."""
 
     def take(batch: PersistentBatch) -> None:
-        masks = batch._sampling._masks
+        masks = batch._sampling.masks
         masks.wait()
         masks._advance([(place, made, (9,)) for place, made in masks._matchers.items()])
 

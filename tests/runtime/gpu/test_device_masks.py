@@ -116,7 +116,7 @@ def test_a_row_whose_masks_lack_memory_joins_anew(runner: ModelRunner, monkeypat
     host = PersistentBatch(begun.config, runner.config.vocab_size, vocabulary)
     arrived = reduce(start(begun), with_grammars(1, 3)[0])
     state = reduce(arrived, schedule(arrived))
-    for batch, of_rows, update in (device, device.masks, device.host_step), (host, host._sampling._masks, host.step_inputs):
+    for batch, of_rows, update in (device, device.masks, device.host_step), (host, host._sampling.masks, host.step_inputs):
         update(state)
         (row,) = before = of_rows.of(np.arange(1))
         with monkeypatch.context() as short:

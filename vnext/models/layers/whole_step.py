@@ -55,7 +55,8 @@ class Sampled(Protocol):
 
 
 class WholeStep:
-    """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
+    """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step.
+    `samples_max`: the most tokens that `run` may sample."""
 
     def __init__(
         self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], growth: tuple[float, int, int] | None,
@@ -68,10 +69,8 @@ class WholeStep:
         self._parts: StackParts | None = None
         self._step: kernel.DescribedStep | None = None
         self._room = np.empty(0, np.float32)
-
-    def takes(self, sample_count: int) -> bool:
-        """Whether a step may sample `sample_count` tokens."""
-        return sample_count * self._model.vocab_size <= LOGITS_MAX
+        self.samples_max = LOGITS_MAX // model.vocab_size
+        self._dtype = host_dtype(Kind(model.stack.kind).name.lower())
 
     def run(self, batch: ForwardBatch, sampling: Sampled) -> np.ndarray:
         """The tokens sampled at batch.sample_at, int64 [S], to be read before the next call.
@@ -105,28 +104,25 @@ class WholeStep:
         """Computes a step as far as it goes without masks."""
         parts = self._adapted.parts(batch) if self._adapted else None
         if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
-            given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
-            given |= {"groups": self._groups_of(batch), "positions": batch.places}
-            given["states"] = batch.recurrent and tuple(batch.recurrent[1:])
-            given |= self._ends(len(batch.sample_at), sampling)
-            self._step = kernel.describe_step(kernel.StepArrays(**given, parts=parts))
+            self._step = self._described_step(batch, sampling, parts)
             self._batch, self._sampling, self._parts = batch, sampling, parts
         while not kernel.run(self._described, self._step):
             self._described = self._with_angles(2 * (int(batch.places.max()) + 1))
         return self._step
 
-    def _ends(self, count: int, sampling: Sampled | None) -> dict[str, Any]:
-        """The fields of StepArrays by which `count` samples are drawn, or that take their states."""
+    def _described_step(self, batch: ForwardBatch, sampling: Sampled | None, parts: StackParts | None) -> kernel.DescribedStep:
+        """A step that samples or, without `sampling`, has its samples' states. The batch keeps the arrays of its groups."""
+        groups = [(address(slots), address(table), strides_of(table)[0]) for slots, table in batch.groups]
+        assert 1 + len(groups) == len(self._model.kv_head_counts), "a batch of other groups of layers"
+        given: dict[str, Any] = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
+        given |= {"groups": np.array(groups, dtype=np.int64) if groups else None, "positions": batch.places}
+        given["states"] = batch.recurrent and tuple(batch.recurrent[1:])
+        count = len(batch.sample_at)
         if sampling is not None:
-            return {"columns": sampling.columns(), "masks": sampling.allowed and sampling.allowed.addresses(count)}
-        stack = self._model.stack
-        return {"columns": (), "hidden": np.empty((count, stack.hidden), dtype=host_dtype(Kind(stack.kind).name.lower()))}
-
-    def _groups_of(self, batch: ForwardBatch) -> np.ndarray | None:
-        """As StepArrays has them. The batch keeps the arrays."""
-        places = [(address(slots), address(table), strides_of(table)[0]) for slots, table in batch.groups]
-        assert 1 + len(places) == len(self._model.kv_head_counts), "a batch of other groups of layers"
-        return np.array(places, dtype=np.int64) if places else None
+            given |= {"columns": sampling.columns(), "masks": sampling.allowed and sampling.allowed.addresses(count)}
+        else:
+            given |= {"columns": (), "hidden": np.empty((count, self._model.stack.hidden), self._dtype)}
+        return kernel.describe_step(kernel.StepArrays(**given, parts=parts))
 
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:
         positions = np.arange(position_count)

@@ -17,6 +17,7 @@ from vnext.runtime.batch.batch_rows import BatchRows, per_token, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import DraftRows, Kept, draft_rows
 from vnext.runtime.batch.masks import failed_requests
+from vnext.runtime.batch.prompts import prompt_inputs
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
@@ -49,7 +50,7 @@ class PersistentBatch(BatchRows):
         self._newest = self._places  # those of the newest step
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
-        self._drafts = draft_rows(config, self._sampling, model_drafts)
+        self._drafts = draft_rows(config, self._sampling.masks, model_drafts)
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as arrays. Brings the rows in line with the state first, and drafts."""
@@ -69,9 +70,10 @@ class PersistentBatch(BatchRows):
         sampled = np.flatnonzero(scheduled.samples)
         self._newest = self._sampled[scheduled.step] = places[sampled]
         points = sample_points(scheduled)
-        sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, self._before(points))
+        before = self._drafted and self._drafted.before(points)
+        sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, before)
         forward = self._forward(state, scheduled, rows, places, ends, points)
-        prompts = self._prompts.inputs(scheduled, places, host_of(forward).query_starts)
+        prompts = prompt_inputs(self._prompts, scheduled, places, forward.query_starts) if self._prompts else None
         inputs = StepInputs(forward, sampling, logprobs, prompts, scheduled.copies)
         may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
@@ -114,7 +116,9 @@ class PersistentBatch(BatchRows):
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
-        return failed_requests(scheduled.ids[scheduled.samples], self._sampling.failed(self._newest))
+        masks = self._sampling.masks
+        rows = masks.of(self._newest)
+        return failed_requests(scheduled.ids[scheduled.samples], masks.failed(rows)) if rows else ()
 
     def needs_samples(self, state: State) -> bool:
         """Whether the inputs of the newest step in flight depend on samples that were not taken, or cost them their rows."""
@@ -162,7 +166,8 @@ class PersistentBatch(BatchRows):
             starts[1:][points.entries] - 1 - points.back,
         )
         groups = tuple(GroupPlaces(*other) for other in others)
-        adapters, recurrent = adapter_rows(state, scheduled), state_rows(state, rows, scheduled)
+        adapters = adapter_rows(state, scheduled) if state.slots else ()
+        recurrent = state_rows(state.rows.recurrent, rows, scheduled) if state.rows.recurrent is not None else None
         inputs = input_parts(state, rows, scheduled, starts) if int(token_ids.min()) < 0 else ()
         turning = self._turning and self._turning.of(places, scheduled.starts, scheduled.counts, positions)
         return ForwardBatch(
@@ -178,16 +183,6 @@ class PersistentBatch(BatchRows):
             return self._table[owners, block] * size + offset, self._table[places, :width]
         slots = self._table[owners, block * groups + group] * size + offset
         return slots, np.ascontiguousarray(self._table[places, group : width * groups : groups])
-
-    def _before(self, points: SamplePoints) -> list[np.ndarray] | None:
-        """The drafts of the same row before each sample; None in a step without drafts."""
-        if self._drafted is None or not len(self._drafted.tokens):
-            return None
-        drafts = self._drafted.scheduled.drafts
-        assert drafts is not None, "the step has drafts"
-        firsts = np.cumsum(drafts) - drafts
-        begins, sizes = firsts[points.entries], (drafts[points.entries] - points.back)
-        return [self._drafted.tokens[first : first + size] for first, size in zip(begins.tolist(), sizes.tolist())]
 
 
 def input_parts(
@@ -205,11 +200,9 @@ def input_parts(
     return tuple(found)
 
 
-def state_rows(state: State, rows: np.ndarray | slice, scheduled: StepInFlight) -> RecurrentBatch | None:
-    """Where these rows of the state keep what recurrent layers know, without pools; None without such layers."""
-    if state.rows.recurrent is None:
-        return None
-    return RecurrentBatch((), state.rows.recurrent[LIVE, rows].astype(np.int32), scheduled.starts == 0)
+def state_rows(recurrent: np.ndarray, rows: np.ndarray | slice, scheduled: StepInFlight) -> RecurrentBatch:
+    """Where these rows of the state keep what recurrent layers know, without pools. `recurrent`: that column of all rows."""
+    return RecurrentBatch((), recurrent[LIVE, rows].astype(np.int32), scheduled.starts == 0)
 
 
 # ---- a steady step -----------------------------------------------------------------------------------------------
@@ -217,12 +210,6 @@ def state_rows(state: State, rows: np.ndarray | slice, scheduled: StepInFlight) 
 #
 # Owns the arrays of that step and advances them in place: nothing reads a step's arrays once the next step is launched. Serves
 # as long as every row decodes and none enters another block. Gives the same arrays that `PersistentBatch` would build anew.
-
-
-def host_of(forward: ForwardBatch) -> HostBatch:
-    """What of a batch stays on the host."""
-    assert forward.host is not None, "batches of this room have it"
-    return forward.host
 
 
 class DecodeStep:
@@ -239,7 +226,7 @@ class DecodeStep:
         assert inputs.sampling is not None, "every row samples"
         sampled = inputs.sampling.position
         turning = () if forward.turning is None else (forward.turning,)
-        self._moved = (self._positions, forward.slots, host_of(forward).context_lengths, sampled, *turning)
+        self._moved = (self._positions, forward.slots, forward.context_lengths, sampled, *turning)
         self._steps_left = int((-sampled % block_size).min())
 
     def next(self, scheduled: StepInFlight, last: np.ndarray) -> StepInputs | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
-from vnext.runtime.batch.prompts import PromptRows
+from vnext.runtime.batch.prompts import wants_of_prompt
 from vnext.runtime.batch.turning import Turning
 from vnext.state.config import SchedulerConfig
 from vnext.state.preempt import row_tokens
@@ -56,7 +56,7 @@ class BatchRows:
         self._table = np.zeros((row_count, width * config.group_count), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
-        self._prompts = PromptRows()
+        self._prompts: dict[int, Request] = {}  # of the rows that want something of their prompt
         self._turning = Turning(row_count) if config.grids else None
         self._free = list(range(row_count - 1, -1, -1))
         self._row_of: dict[tuple[int, int], int] = {}
@@ -130,7 +130,7 @@ class BatchRows:
         for pair in sorted(self._row_of.keys() - set(pairs)):
             place = self._row_of.pop(pair)
             self._sampling.leave(place)
-            self._prompts.leave(place)
+            self._prompts.pop(place, None)
             if self._drafts is not None:
                 self._drafts.leave(place, pair[0] not in state.requests)
             self._free.append(place)
@@ -141,13 +141,15 @@ class BatchRows:
                     self._sampling.join(place, state, row)
             else:
                 place = self._row_of[pair] = self._free.pop()
+                request = state.requests[pair[0]]
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
-                self._prompts.join(place, state.requests[pair[0]])
+                if wants_of_prompt(request.sampling):
+                    self._prompts[place] = request
                 if self._turning is not None:
-                    self._turning.join(place, state.requests[pair[0]].prompt)
+                    self._turning.join(place, request.prompt)
                 if self._drafts is not None:
-                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
+                    self._drafts.join(place, row_tokens(state, row), request)
         self._sampling.spoilt = set()
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 

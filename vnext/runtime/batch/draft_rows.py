@@ -15,6 +15,7 @@ import numpy as np
 from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
 from vnext.sampling.drafters.drafter import Drafter, RowDrafter, drafter_of
 from vnext.state.config import SchedulerConfig
+from vnext.state.samples import SamplePoints
 from vnext.state.state import Request, StepInFlight
 
 SPARE = 256
@@ -27,6 +28,16 @@ class Drafted(NamedTuple):
 
     scheduled: StepInFlight
     tokens: np.ndarray
+
+    def before(self, points: SamplePoints) -> list[np.ndarray] | None:
+        """The drafts of the same row before each of its samples; None in a step without drafts."""
+        if not len(self.tokens):
+            return None
+        drafts = self.scheduled.drafts
+        assert drafts is not None, "the step has drafts"
+        firsts = np.cumsum(drafts) - drafts
+        begins, sizes = firsts[points.entries], (drafts[points.entries] - points.back)
+        return [self.tokens[first : first + size] for first, size in zip(begins.tolist(), sizes.tolist())]
 
 
 class Kept(NamedTuple):

@@ -6,13 +6,14 @@ nothing, and so do the steps of an answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from vnext.state.events import unpack_tokens
-from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING
+from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING, Sampling
 from vnext.state.state import Request, StepInFlight
 
 
@@ -41,45 +42,34 @@ class PromptInputs(NamedTuple):
         return max(each.request.sampling.prompt_logprobs for each in self.ranges)
 
 
-class PromptRows:
-    """The batch rows whose requests want something of their prompt. Mutable."""
+def wants_of_prompt(sampling: Sampling) -> bool:
+    """Whether a request wants something of its prompt."""
+    return sampling.prompt_logprobs != NO_LOGPROBS or sampling.pooling != NO_POOLING
 
-    def __init__(self) -> None:
-        self._requests: dict[int, Request] = {}
 
-    def join(self, place: int, request: Request) -> None:
-        """A request takes a batch row."""
-        if request.sampling.prompt_logprobs != NO_LOGPROBS or request.sampling.pooling != NO_POOLING:
-            self._requests[place] = request
-
-    def leave(self, place: int) -> None:
-        self._requests.pop(place, None)
-
-    def inputs(self, scheduled: StepInFlight, places: np.ndarray, query_starts: np.ndarray) -> PromptInputs | None:
-        """What this step computes of them; None for nothing. `places` int64 [R]: the entries' rows; `query_starts` int [R + 1]."""
-        if not self._requests:
-            return None
-        found = [
-            (each, int(query_starts[entry] - scheduled.starts[entry]))
-            for entry, place in enumerate(places.tolist())
-            if (request := self._requests.get(place)) is not None
-            for each in ranges_of(request, int(scheduled.starts[entry]), int(scheduled.counts[entry]))
-        ]
-        if not found:
-            return None
-        found.sort(key=lambda pair: pair[0].pooling)  # those that are scored come first
-        at = [np.arange(each.first, each.first + each.count) + offset for each, offset in found]
-        targets = [
-            unpack_tokens(each.request.prompt)[each.first + 1 :][: each.count]
-            for each, _ in found
-            if each.pooling == NO_POOLING
-        ]
-        return PromptInputs(
-            np.concatenate(at),
-            np.concatenate([np.empty(0, np.int64), *targets]).astype(np.int64),
-            tuple(each for each, _ in found),
-            frozenset(request.id for request in self._requests.values()),
-        )
+def prompt_inputs(
+    requests: Mapping[int, Request], scheduled: StepInFlight, places: np.ndarray, query_starts: np.ndarray
+) -> PromptInputs | None:
+    """What this step computes of prompts, of the rows whose `requests` want something of theirs; None for nothing. `places` int64
+    [R]: the entries' rows; `query_starts` int [R + 1]."""
+    found = [
+        (each, int(query_starts[entry] - scheduled.starts[entry]))
+        for entry, place in enumerate(places.tolist())
+        if (request := requests.get(place)) is not None
+        for each in ranges_of(request, int(scheduled.starts[entry]), int(scheduled.counts[entry]))
+    ]
+    if not found:
+        return None
+    found.sort(key=lambda pair: pair[0].pooling)  # those that are scored come first
+    at = [np.arange(each.first, each.first + each.count) + offset for each, offset in found]
+    scored = [each for each, _ in found if each.pooling == NO_POOLING]
+    targets = [unpack_tokens(each.request.prompt)[each.first + 1 :][: each.count] for each in scored]
+    return PromptInputs(
+        np.concatenate(at),
+        np.concatenate([np.empty(0, np.int64), *targets]).astype(np.int64),
+        tuple(each for each, _ in found),
+        frozenset(request.id for request in requests.values()),
+    )
 
 
 def ranges_of(request: Request, start: int, count: int) -> list[PromptRange]:

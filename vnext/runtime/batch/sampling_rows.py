@@ -68,8 +68,7 @@ class SamplingColumns:
         """`vocabulary`: what constraints are matched with."""
         self._config = config
         drafts_max = config.speculation.num_speculative_tokens if config.speculation else 0
-        self._masks = RowMasks(config.max_num_seqs, vocabulary, drafts_max)
-        self.forced, self.follow, self.followed = self._masks.forced, self._masks.follow, self._masks.followed
+        self.masks = RowMasks(config.max_num_seqs, vocabulary, drafts_max)
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
         self.spoilt: set[int] = set()  # rows that must join anew: their constraints lacked memory behind a step
@@ -90,31 +89,28 @@ class SamplingColumns:
             self._counts[place] = TokenCounts(row_tokens(state, row), request.prompt_length, self._vocab_size)
         if sampling.constraint is not None:
             answer = row_tokens(state, row)[request.prompt_length :]
-            self._masks.join(place, sampling.constraint, answer.tolist())
+            self.masks.join(place, sampling.constraint, answer.tolist())
         if is_special(sampling):
             self._special[place] = sampling
 
     def leave(self, place: int) -> None:
         self._counts.pop(place, None)
         self._special.pop(place, None)
-        self._masks.leave(place)
+        self.masks.leave(place)
 
     def drop(self) -> None:
         """Steps are over without samples."""
-        self.spoilt = self._masks.drop()
+        self.spoilt = self.masks.drop()
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
-        self._masks.take(self._masks.of(places), tokens)
+        if rows := self.masks.of(places):
+            self.masks.take(rows, tokens)
         if not self._counts:
             return
         for place, token in zip(places.tolist(), tokens.tolist()):
             if place in self._counts:
                 self._counts[place].output[token] += 1
-
-    def failed(self, places: np.ndarray) -> list[tuple[int, str]]:
-        """(index among `places`, why) of the rows whose constraint cannot be followed."""
-        return self._masks.failed(self._masks.of(places))
 
     def inputs(
         self, places: np.ndarray, positions: np.ndarray, before: list[np.ndarray] | None = None
@@ -142,11 +138,12 @@ class SamplingColumns:
         random = arrays["temperature"] > 0
         filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
+        masked = self.masks.of(places)
         inputs = SamplingInputs(
             **arrays,
             position=places,
-            bias=logit_bias(special),
-            allowed=self._masks.allowed(self._masks.of(places)),
+            bias=logit_bias(special) if special else None,
+            allowed=self.masks.allowed(masked) if masked else None,
             logprobs=int(logprobs.max()),
             any_random=bool(random.any()),
             any_filter=bool((random & filtered).any()),

@@ -22,7 +22,7 @@ from vnext.runtime.batch.batch_rows import BatchRows, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, draft_rows
 from vnext.runtime.batch.masks import RowMasks
-from vnext.runtime.batch.prompts import PromptInputs
+from vnext.runtime.batch.prompts import PromptInputs, prompt_inputs
 from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
@@ -179,7 +179,7 @@ class DeviceBatch(BatchRows):
             wants=self.wants(samples.rows, samples.positions)._replace(adapted=tiles is not None),
             asked=self._sampling.logprobs(samples.rows),
             drafted=drafted,
-            prompts=self._prompts.inputs(scheduled, places, starts),
+            prompts=prompt_inputs(self._prompts, scheduled, places, starts) if self._prompts else None,
             tiles=tiles,
         )
 

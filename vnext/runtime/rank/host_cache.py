@@ -5,7 +5,6 @@ Owns what steps keep from one to the next. Arrays, not requests: which page is w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,44 +25,14 @@ from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, repor
 from vnext.sampling.host import sample
 from vnext.sampling.inputs import is_plain
 from vnext.state.recurrent import NO_COPIES
-
-
-class OnArrays:
-    """Steps whose forward is one call of the kernels, for requests that ask for more than a token drawn from plain logits:
-    log-probabilities, penalties, bias, bans, scores of prompts and embeddings, without torch; by_parts.py gives the same bits in
-    torch. Owns the sums of prompts; parameters and cache are the runner's."""
-
-    def __init__(self, whole: WholeStep, tail: Tail | None = None) -> None:
-        """`tail`: as PromptSums'."""
-        self._whole, self._sums = whole, PromptSums(tail)
-
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """Compute one step: write to the cache, sample a token for each sampled row."""
-        prompts, forward = inputs.prompts, inputs.forward
-        if prompts is None:
-            return self._sampled(self._whole.hidden(forward), inputs)
-        places = places_of(np.asarray(forward.sample_at), prompts)
-        hidden = self._whole.hidden(forward._replace(sample_at=places.at))
-        outputs = self._sampled(hidden[places.samples], inputs)
-        computed = compute(prompts, hidden[places.prompts], self._whole.logits)
-        return replace(outputs, prompts=self._sums.results(prompts, computed))
-
-    def _sampled(self, hidden: np.ndarray, inputs: StepInputs) -> StepOutputs:
-        if inputs.sampling is None:
-            return NOTHING_SAMPLED
-        logits = self._whole.logits(hidden)
-        if inputs.guided is not None:
-            logits = inputs.guided.combined(logits)
-        sampled = sample(logits, inputs.sampling)
-        return StepOutputs(sampled.tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits, sampled.tokens))
-
+from vnext.state.state import Copies
 
 ZERO = bytes(8)
 """A token 0, as steps have it."""
 
 
 class HostCache:
-    """Of one model, for the sizes of one state; another state gets another. Mutable."""
+    """Of one model, for the sizes of one state; another state gets another. Owns the sums of prompts. Mutable."""
 
     def __init__(
         self, kv: KvCache, whole: WholeStep | None = None, tail: Tail | None = None, states: StatePools | None = None
@@ -71,7 +40,7 @@ class HostCache:
         """Has met no step. `whole`: computes steps with this cache; None where only torch does. `tail`: as PromptSums'. `states`:
         those of recurrent layers."""
         self.kv, self.states = kv, states
-        self._whole, self._on_arrays = whole, OnArrays(whole, tail) if whole is not None else None
+        self._whole, self._sums = whole, PromptSums(tail)
         self._known: ForwardBatch | None = None  # that of the last plain step, which steps of the same rows change in place
 
     @cached_property
@@ -81,20 +50,39 @@ class HostCache:
         return found
 
     def run(self, inputs: StepInputs) -> StepOutputs | None:
-        """Compute one step in one call of the kernels, or around one; None where only torch can.
+        """Compute one step, without torch: write to the cache, sample a token for each sampled row. None where only torch can;
+        by_parts.py gives the same bits.
 
-        A single call looks for no logits that are no numbers. So steps of other rows than the last one's do not go through it, nor
-        do steps behind the token 0, which all others become where nothing is a number.
+        Steps that only draw tokens are one call of the kernels, which looks for no logits that are no numbers. So steps of other
+        rows than the last one's do not go through it, nor do steps behind the token 0, which all others become where nothing is a
+        number. There, and where a request asks for more (log-probabilities, penalties, scores of prompts), only the forward is one.
         """
-        whole, forward, sampling = self._whole, inputs.forward, inputs.sampling
-        if whole is None or self._on_arrays is None or forward.inputs:
+        whole, forward, sampling, prompts = self._whole, inputs.forward, inputs.sampling, inputs.prompts
+        if whole is None or forward.inputs:
             return None
-        draws = sampling is not None and is_plain(sampling) and inputs.prompts is None and inputs.guided is None
-        if sampling is not None and draws and whole.takes(len(inputs.logprobs)):
+        draws = sampling is not None and is_plain(sampling) and prompts is None and inputs.guided is None
+        if sampling is not None and draws and len(inputs.logprobs) <= whole.samples_max:
             known, self._known = self._known, forward
             if forward is known and ZERO not in np.asarray(forward.token_ids).tobytes():
                 return StepOutputs(whole.run(forward, sampling), ())
-        return self._on_arrays.run(inputs)
+        if prompts is None:
+            return sampled(whole, whole.hidden(forward), inputs)
+        places = places_of(np.asarray(forward.sample_at), prompts)
+        hidden = whole.hidden(forward._replace(sample_at=places.at))
+        outputs = sampled(whole, hidden[places.samples], inputs)
+        computed = compute(prompts, hidden[places.prompts], whole.logits)
+        return replace(outputs, prompts=self._sums.results(prompts, computed))
+
+
+def sampled(whole: WholeStep, hidden: np.ndarray, inputs: StepInputs) -> StepOutputs:
+    """What a step draws from its normed states [S, hidden]."""
+    if inputs.sampling is None:
+        return NOTHING_SAMPLED
+    logits = whole.logits(hidden)
+    if inputs.guided is not None:
+        logits = inputs.guided.combined(logits)
+    drawn = sample(logits, inputs.sampling)
+    return StepOutputs(drawn.tokens, reported(drawn, inputs.logprobs), spoilt=spoilt_rows(logits, drawn.tokens))
 
 
 class Trail(NamedTuple):
@@ -123,8 +111,9 @@ class StatePools:
         """The memory of the pages: uint8 [page_count, bytes] of each part of each layer."""
         return [part.reshape(len(part), -1).view(np.uint8) for parts in self.pools for part in parts]
 
-    def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
-        """One step: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept."""
+    def begin(self, inputs: StepInputs) -> StepInputs:
+        """A step begins: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept.
+        Returns it as the layers have it."""
         states, copies = inputs.forward.recurrent, inputs.copies
         assert states is not None and copies is not None, "the state has recurrent layers"
         if inputs.forward is not self._given:  # a batch that comes again stays the same object
@@ -133,11 +122,14 @@ class StatePools:
             self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states)
         assert self._forward is not None
         copy_states(self.pools, copies.before)
-        outputs = compute(inputs._replace(forward=self._forward))
+        return inputs._replace(forward=self._forward)
+
+    def end(self, copies: Copies | None) -> None:
+        """The step that began last is computed."""
+        assert copies is not None, "the state has recurrent layers"
         self._after = copies.after
         if self._trail is None:
             self.keep(b"")
-        return outputs
 
     def keep(self, counts: bytes) -> None:
         """The step keeps so many samples of each request that sampled; b"": all of them."""

@@ -122,12 +122,6 @@ class Rank:
         is_moving = any(each.is_busy for each in self._beside)
         return READING_LOOK_S if is_reading or is_moving or (self._weights and self._weights.is_busy) else None
 
-    @property
-    def _begun(self) -> State:
-        """The state of an engine that has started."""
-        assert self._state is not None, "EngineStarted comes first"
-        return self._state
-
     def handle(self, message: bytes) -> None:
         """Fold the message's events in order. At most one of them plans a step, and it comes last."""
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
@@ -143,7 +137,8 @@ class Rank:
         completed, self._completed = self._completed, []
         read = self.steps.adapters.done() if self.steps.adapters else ()
         moved = [report for each in self._beside for report in each.reports()]
-        return [*completed, *read, *moved, *(self._weights.answers() if self._weights else ())]
+        answers = self._weights.answers() if self._weights and self._weights.is_busy else ()
+        return [*completed, *read, *moved, *answers]
 
     def close(self) -> None:
         """Write, read and hand over no block any more: others may use the folders."""
@@ -160,8 +155,11 @@ class Rank:
             self.steps.start(self._state)
             return
         if isinstance(event, StepCommitted):
-            event = self._own_commit(event.step)
-        self._state = state = reduce(self._begun, event)
+            while event.step not in self._own:
+                self._wait_for_step()
+            event = self._own.pop(event.step)
+        assert self._state is not None, "EngineStarted comes first"
+        self._state = state = reduce(self._state, event)
         if isinstance(event, AdapterLoaded | AdapterEvicted):
             assert self.steps.adapters is not None
             self.steps.adapters.fold(event)
@@ -177,14 +175,14 @@ class Rank:
             self._own.clear()
             self.steps.drop()
         if (plan := plan_of(event)) is not None:
-            self._launch(plan.step)
+            self._launch(state, plan.step)
 
-    def _launch(self, step: int) -> None:
-        """Have the newest step computed, unless memory lacks for it, its report, or a step before it."""
+    def _launch(self, state: State, step: int) -> None:
+        """Have the newest step of `state` computed, unless memory lacks for it, its report, or a step before it."""
         if not self._short:
             try:
-                report = self._report(step, is_due(self._begun, step))
-                self.steps.launch(self._begun)
+                report = self._report(step, state if is_due(state, step) else None)
+                self.steps.launch(state)
                 self._asked.append(report)
                 return
             except Exception as error:  # torch has several for one thing
@@ -192,7 +190,7 @@ class Rank:
                     raise
                 self.steps.give_up(error)
                 self._short = why
-        self._asked.append(replace(self._report(step, False), short=self._short))
+        self._asked.append(replace(self._report(step, None), short=self._short))
 
     def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
@@ -210,19 +208,14 @@ class Rank:
             if self.shelf is not None:  # a stage behind the first has none
                 self.shelf.expect(request)
         elif isinstance(request, BeginFrom):
-            self._state = state = snapshot.load(snapshot.decode(request.snapshot), self._begun.config)
+            assert self._state is not None, "EngineStarted comes first"
+            self._state = state = snapshot.load(snapshot.decode(request.snapshot), self._state.config)
             if state.weights:
                 assert self._weights is not None
                 self._weights.load(state.weights.path, state.weights.digest)
         else:
             assert self._weights is not None
             self._weights.obey(request)
-
-    def _own_commit(self, step: int) -> StepCommitted:
-        """The commit of a step with this rank's samples."""
-        while step not in self._own:
-            self._wait_for_step()
-        return self._own.pop(step)
 
     def _wait_for_step(self) -> None:
         """Wait for the oldest step; keep its tokens and queue its result."""
@@ -234,18 +227,18 @@ class Rank:
         reported = {name: getattr(computed, name) for name in names}
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 
-    def _report(self, step: int, due: bool) -> StepResult:
-        state = self._begun
+    def _report(self, step: int, seen: State | None) -> StepResult:
+        """Of a step that is not computed so far; with the digests of the state that it is planned in, where they are due."""
         return StepResult(
             rank=self._rank,
             step=step,
-            digest=digest(state) if due else 0,
-            token_digest=state.token_digest if due else 0,
+            digest=digest(seen) if seen else 0,
+            token_digest=seen.token_digest if seen else 0,
             seconds=0.0,
             tokens=b"",
             logprobs=(),
-            details=details(state) if due else (),
-            histories=histories(state) if due else (),
+            details=details(seen) if seen else (),
+            histories=histories(seen) if seen else (),
         )
 
 

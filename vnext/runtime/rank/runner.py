@@ -333,19 +333,17 @@ class ModelRunner:
         """
         if self.stage is not None:
             return self.stage.run(inputs)
-        if self.cache.states is not None:
-            return self.cache.states.run(inputs, self._run)
-        if self.head is None:
-            return self._run(inputs)
-        batch = self.head.with_room(inputs.forward)
-        outputs = self._run(inputs._replace(forward=batch))
-        self.head.keep(batch)
+        states, head = self.cache.states, self.head
+        if states is not None:
+            inputs = states.begin(inputs)
+        elif head is not None:
+            inputs = inputs._replace(forward=head.with_room(inputs.forward))
+        outputs = self.cache.run(inputs) or self.run_by_parts(inputs)
+        if states is not None:
+            states.end(inputs.copies)
+        elif head is not None:
+            head.keep(inputs.forward)
         return outputs
-
-    def keep_states(self, counts: bytes) -> None:
-        """Of the last step's requests so many samples are kept; b"" in a step without drafts. Before the next step."""
-        if self.cache.states is not None:
-            self.cache.states.keep(counts)
 
     @property
     def inputs(self) -> Inputs | None:
@@ -367,9 +365,6 @@ class ModelRunner:
     def tail(self) -> Tail | None:
         """What a text's vector goes through; None for nothing. Raises ModelError."""
         return load_tail(self.path, self.config)
-
-    def _run(self, inputs: StepInputs) -> StepOutputs:
-        return self.cache.run(inputs) or self.run_by_parts(inputs)
 
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model and kind of sampling; not fused."""

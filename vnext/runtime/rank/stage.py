@@ -88,7 +88,8 @@ class EarlierSteps:
         while self._awaited and (needs_samples or not self._awaited[0].is_sampled):
             self._take()
         inputs = self._batch.step_inputs(state)
-        encode_ahead(self._runner, state)
+        if state.encoding is not None:
+            encode_ahead(self._runner, state)
         self._runner.run(inputs)
         words = fed_words_of(inputs, state.config) if is_due(state, scheduled.step) else ()
         self._awaited.append(AwaitedStep(scheduled, inputs.sampling is not None, words, began_s))

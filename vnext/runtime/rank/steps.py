@@ -22,7 +22,7 @@ from vnext.runtime.batch.words import fed_words
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.protocol.stats import ExpertStats, LayerLoad
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in_group, require_whole_group
+from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in_group
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import drafts_a_step
 from vnext.state.events import pack_tokens
@@ -158,14 +158,15 @@ class HostSteps:
         began_s, scheduled, batch = time.perf_counter(), state.in_flight[-1], self._batch
         assert batch is not None, "start comes first"
         inputs = batch.step_inputs(state)
-        encode_ahead(self._runner, state)
+        if state.encoding is not None:
+            encode_ahead(self._runner, state)
         outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
-        require_whole_group()
         failed = batch.failed_constraints(scheduled)
         failed += spoilt_requests(scheduled, outputs)
         done = finished(batch, scheduled, outputs, words, began_s)._replace(failed=failed)
-        self._runner.keep_states(done.counts)
+        if (states := self._runner.cache.states) is not None:
+            states.keep(done.counts)
         if routed := self._runner.routes.ids:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
         if words and self._runner.routes.load is not None:

@@ -61,6 +61,7 @@ class Segment:
             raise
         self.liveness = Liveness(handle)
         self.memory = _choose_memory(self._mapping, 1 + self.reader_count, self.capacity_bytes, waits)
+        self.closed = False
 
     @classmethod
     def create(cls, capacity_bytes: int, reader_count: int, waits: WaitMethod | None) -> Self:
@@ -99,11 +100,8 @@ class Segment:
         if not self.closed:
             self.memory.release()
             self._mapping.close()
+            self.closed = True
             os.close(self._handle)
-
-    @property
-    def closed(self) -> bool:
-        return self._mapping.closed
 
 
 def implementation() -> str:
