@@ -12,6 +12,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
@@ -228,6 +229,7 @@ void run_team(Work work, void *context, int64_t count) {
 }
 
 void *scratch(Slot slot, size_t bytes) {
+    constexpr size_t HUGE_PAGE = size_t(2) << 20;
     struct Buffers {
         void *data[SLOT_COUNT] = {};
         size_t size[SLOT_COUNT] = {};
@@ -238,11 +240,14 @@ void *scratch(Slot slot, size_t bytes) {
     };
     thread_local Buffers buffers;
     if (buffers.size[slot] < bytes) {
-        const size_t rounded = (bytes + bytes / 2 + 4095) & ~size_t(4095);
+        const size_t unit = bytes < HUGE_PAGE ? 4096 : HUGE_PAGE, rounded = (bytes + bytes / 2 + unit - 1) & ~(unit - 1);
         std::free(buffers.data[slot]);
         buffers.size[slot] = 0;
-        buffers.data[slot] = std::aligned_alloc(64, rounded);
+        buffers.data[slot] = std::aligned_alloc(unit, rounded);
         if (buffers.data[slot] == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        if (unit == HUGE_PAGE) madvise(buffers.data[slot], rounded, MADV_HUGEPAGE);  // where there are none it does without
+#endif
         buffers.size[slot] = rounded;
     }
     return buffers.data[slot];

@@ -28,7 +28,7 @@ bool bind_member(int member, const int32_t *cpus, int count);
    nothing: the caller goes on alone. Called from two threads at once, the second works alone. */
 void run_team(Work work, void *context, int64_t count);
 
-/* Scratch of the calling thread: 64-byte aligned, kept for the thread's life, contents undefined. Slots are apart. */
+/* Scratch of the calling thread: whole pages, huge ones from 2 MiB on, kept for the thread's life, contents undefined. Slots are apart. */
 enum Slot { SLOT_ROWS, SLOT_TILES, SLOT_STATE, SLOT_PARTIALS, SLOT_STACK, SLOT_STEP, SLOT_CODES, SLOT_SPLIT, SLOT_EXPERTS, SLOT_ROUTES, SLOT_COUNT };
 void *scratch(Slot slot, size_t bytes);
 
