@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -29,6 +30,7 @@ from vnext.sched.policies import PolicyError, require_name
 log = logging.getLogger(__name__)
 LOG_BYTES_MIN = 2**20
 COUNT_MAX = 2**31 - 1
+LENGTH_MAX = 2**24  # tokens of a prompt that is made up: more than any model takes
 BOUNDS = {
     "seed": (0, 2**64 - 1),
     "max_model_len": (2, COUNT_MAX),
@@ -89,25 +91,25 @@ BOUNDS = {
     "sse_ping_interval_s": (0, 3_600),
     "keepalive_timeout_s": (1, 86_400),
     "num_prompts": (1, COUNT_MAX),
-    "input_len": (1, COUNT_MAX),
-    "output_len": (1, COUNT_MAX),
-    "shared_len": (0, COUNT_MAX),
+    "input_len": (1, LENGTH_MAX),
+    "output_len": (1, LENGTH_MAX),
+    "shared_len": (0, LENGTH_MAX),
     "repeats": (1, COUNT_MAX),
     "rounds": (1, COUNT_MAX),
     "concurrency": (0, COUNT_MAX),
     "request_rate": (0, float("inf")),
     "burstiness": (0.001, 10**6),
     "agent_turns": (1, COUNT_MAX),
-    "agent_result_len": (1, COUNT_MAX),
+    "agent_result_len": (1, LENGTH_MAX),
     "ramp_up_start_rps": (0.0, 10**6),
     "ramp_up_end_rps": (0.0, 10**6),
     "log_speed": (0.001, 10**9),
     "num_warmups": (0, COUNT_MAX),
-    "random_input_len": (1, COUNT_MAX),
-    "random_output_len": (1, COUNT_MAX),
-    "random_prefix_len": (0, COUNT_MAX),
+    "random_input_len": (1, LENGTH_MAX),
+    "random_output_len": (1, LENGTH_MAX),
+    "random_prefix_len": (0, LENGTH_MAX),
     "random_range_ratio": (0.0, 0.999),
-    "dataset_output_len": (0, COUNT_MAX),
+    "dataset_output_len": (0, LENGTH_MAX),
     "metric_percentiles": (0.0, 100.0),
 }
 REMEDIES = {
@@ -204,6 +206,8 @@ def _check_policy(field: str, name: str) -> None:
 def _check_bounds(name: str, value: Any) -> None:
     low, high = BOUNDS.get(name, (None, None))
     for each in value if isinstance(value, tuple) else (value,):
+        if low is None and isinstance(each, float) and not isfinite(each):
+            raise SettingsError(f"{name} is {each}: it must be a number.")
         if low is not None and each is not None and not low <= each <= high:
             raise SettingsError(f"{name} is {each}: it must lie between {low} and {high}.")
 

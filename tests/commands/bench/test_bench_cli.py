@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from vnext.commands.bench import cli
+from vnext.commands.bench import cli, report
 from vnext.commands.bench.cli import main, without_key
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.workload import Workload
@@ -214,6 +217,21 @@ def test_no_rounds_are_no_measurement(capsys: pytest.CaptureFixture[str], argv: 
     assert status(argv) == 2 and "--rounds is 0: it must lie between 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["sched", "--step-ms", "nan"], "--step-ms is nan: it must be a number."),
+        (["sched", "--gpu-price", "inf"], "--gpu-price is inf: it must be a number."),
+        (["throughput", "--request-rate", "3"], "--request-rate has no effect without --url: leave it out, or name a server."),
+        (["throughput", "--concurrency", "2"], "--concurrency has no effect without --url: leave it out, or name a server."),
+        (["latency", "--input-len", "999999999"], "--input-len is 999999999: it must lie between 1 and 16777216."),
+        (["serve", "--random-prefix-len", "999999999"], "--random-prefix-len is 999999999: it must lie between 0 and 16777216."),
+    ],
+)
+def test_odd_numbers_are_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str) -> None:
+    assert status(argv) == 2 and capsys.readouterr().err.replace(f" {argv[0]}", "") == f"vnext-bench: {sentence}\n"
+
+
 @pytest.mark.parametrize("argv", [["--json"], ["--save-result", "--result-dir"]])
 def test_a_file_that_cannot_be_written_is_refused_before_the_first_request(
     capsys: pytest.CaptureFixture[str], argv: list[str], tmp_path: Path
@@ -231,6 +249,25 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_request(
 )
 def test_a_sweep_of_odd_loads_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
     assert main(["sweep", "--base-url", "http://127.0.0.1:1", *argv]) == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["throughput", "--num-prompts", "3"], "answers: .* 0/3"), (["latency", "--repeats", "2"], "batches: .* 1/2"),
+        (["startup", "--repeats", "1"], "starts: .* 1/1"), (["cache", "--hit-rates", "0,50", "--num-prompts", "2"], "batches: .* 1/2"),
+    ],
+)  # fmt: skip
+def test_a_terminal_shows_how_far_it_is_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch, argv: list[str], what: str) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(report, "tqdm", partial(report.tqdm, mininterval=0))
+    short = [] if argv[0] == "startup" else ["--input-len", "20", "--output-len", "2"]
+    for is_terminal in (True, False):
+        terminal.truncate(0)
+        monkeypatch.setattr(terminal, "isatty", lambda shows=is_terminal: shows, raising=False)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert main([*argv, *short, *SMALL_ENGINE]) == 0
+        assert bool(re.search(what, terminal.getvalue())) == is_terminal, terminal.getvalue()
 
 
 def test_throughput_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from vnext.api.llm import LLM
 from vnext.commands.bench.engine_runs import WARM_UP_PROMPT, timed, token_counts, warm_up
 from vnext.commands.bench.figures import rates
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.workload import Workload, numbers_of, params, prompts
 from vnext.options.parser import Given
 from vnext.options.reader import engine_of
@@ -71,7 +71,7 @@ def ran(engine: EngineSettings, is_on: bool, shares: list[int], workload: Worklo
     """A batch for each share on one new engine, and the folder of its log."""
     with LLM(**msgspec.structs.asdict(engine) | {"enable_prefix_caching": is_on}) as llm:
         warm_up(llm)
-        return [batch_ran(llm, share, workload) for share in shares], llm.log_dir
+        return [batch_ran(llm, share, workload) for share in progress("batches", shares)], llm.log_dir
 
 
 def batch_ran(llm: LLM, share: int, workload: Workload) -> Ran:

@@ -117,6 +117,8 @@ def throughput(given: Given) -> Result:
     """Measure the server at the URL, or without one a new engine."""
     values, workload = given.values, workload_of(given.values)
     if not values["url"]:
+        if unused := next((option for option in URL if option.name != "api_key" and values[option.name] != option.default), None):
+            raise SettingsError(f"{unused.flags[0]} has no effect without --url: leave it out, or name a server.")
         runs = engine_runs()
         return Result(figures=runs.with_engine(engine_of(given), runs.measure_throughput, workload), workload=plain(workload))
     require_no_engine(given)

@@ -5,6 +5,7 @@ Owns the bound that memory sets to a decoded step on the CPU: it reads each weig
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import numpy as np
 from vnext.api.generated import Generated
 from vnext.api.llm import LLM
 from vnext.commands.bench.figures import rates, spread_ms
+from vnext.commands.bench.report import progress
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.runtime.protocol.settings import EngineSettings
@@ -35,7 +37,7 @@ def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
     """Send all prompts at once and measure the time until all answers are complete."""
     batch = prompts(workload, llm.tokenizer)
     warm_up(llm)
-    elapsed_s, answers = timed(llm, batch, params(workload))
+    elapsed_s, answers = timed(llm, batch, params(workload), sys.stderr.isatty())
     return rates(len(answers), *token_counts(answers), elapsed_s)
 
 
@@ -44,7 +46,7 @@ def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, flo
     different prompts."""
     batches = prompts_of_repeats(llm, workload, repeats)
     warm_up(llm)
-    elapsed_s = [timed(llm, batch, params(workload))[0] for batch in batches]
+    elapsed_s = [timed(llm, batch, params(workload))[0] for batch in progress("batches", batches)]
     tokens = workload.prompt_count * workload.output_length
     per_token_s = [each / workload.output_length for each in elapsed_s]
     figures: dict[str, float] = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
@@ -56,7 +58,7 @@ def measure_startup(engine: EngineSettings, repeats: int) -> dict[str, float]:
     """Start an engine of these options so often, each in processes of its own. The first start may read the model from the disk:
     it counts apart."""
     ready_s, token_s = [], []
-    for _ in range(repeats):
+    for _ in progress("starts", range(repeats)):
         begin_s = time.perf_counter()
         with LLM(**msgspec.structs.asdict(engine)) as llm:
             ready_s.append(time.perf_counter() - begin_s)
@@ -86,9 +88,9 @@ def warm_up(llm: LLM, tokens: int = WARM_UP_TOKENS) -> None:
     llm.generate([WARM_UP_PROMPT], SamplingParams(max_tokens=tokens, ignore_eos=True), use_tqdm=False)
 
 
-def timed(llm: LLM, batch: Sequence[list[int]], params: SamplingParams) -> tuple[float, list[Generated]]:
+def timed(llm: LLM, batch: Sequence[list[int]], params: SamplingParams, use_tqdm: bool = False) -> tuple[float, list[Generated]]:
     begin_s = time.perf_counter()
-    answers = llm.generate(batch, params, use_tqdm=False)
+    answers = llm.generate(batch, params, use_tqdm=use_tqdm)
     return time.perf_counter() - begin_s, answers
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from vnext.api.llm import LLM
 from vnext.commands.bench.engine_runs import timed, warm_up
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.commands.bench.workload import Workload, numbers_of, params, prompts
 from vnext.options.parser import Given
@@ -64,7 +64,7 @@ def turns(engine: EngineSettings, is_ahead: bool, batches: list[int], workload: 
         own = {"log": "shape", "log_dir": folder, "async_scheduling": is_ahead}
         with LLM(**msgspec.structs.asdict(engine) | own) as llm:
             warm_up(llm)
-            for batch in batches:
+            for batch in progress("batches", batches):
                 asked = msgspec.structs.replace(workload, prompt_count=batch, seed=101 * workload.seed + batch)
                 timed(llm, prompts(asked, llm.tokenizer), params(asked))
             log = Path(llm.log_dir)

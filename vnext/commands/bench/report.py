@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from tqdm import tqdm
 
 from vnext.base.version import __version__
 from vnext.commands.bench.client_watch import busy_notes
@@ -17,6 +18,8 @@ from vnext.commands.bench.compare import read
 from vnext.commands.bench.pages import page_of
 from vnext.commands.machine import Machine
 from vnext.runtime.protocol.settings import SettingsError
+
+Each = TypeVar("Each")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()
+
+
+def progress(what: str, each: Iterable[Each] | None = None, total: int | None = None) -> tqdm[Each]:
+    """A bar that goes when it is done, in a terminal alone."""
+    return tqdm(each, desc=what, total=total, disable=None, leave=False, dynamic_ncols=True)
 
 
 def make_report(*, name: str, command: str, before: tuple[Machine, float], after: Machine, result: Result) -> Report:

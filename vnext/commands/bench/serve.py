@@ -13,7 +13,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from tqdm import tqdm
 
 from vnext.commands.bench.client_watch import LoopWatch, client_notes
 from vnext.commands.bench.datasets import (
@@ -33,7 +32,7 @@ from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
-from vnext.commands.bench.report import Result, require_writable
+from vnext.commands.bench.report import Result, progress, require_writable
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import (
     Interval,
@@ -228,7 +227,7 @@ async def measured(
         count, times_s = len(requests), due_s(values, samples)
         pace = Pace(times_s=times_s, concurrency=values["concurrency"], is_closed=values["concurrency"] > 0 and not any(times_s))
         await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
-        with tqdm(total=count, desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
+        with progress("requests", total=count) as bar:
             watch, spent, begin_s = LoopWatch(), EnergyWatch(energy), time.perf_counter()
             timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())
             elapsed_s, seen = time.perf_counter() - begin_s, watch.stop()

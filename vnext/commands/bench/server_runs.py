@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from tqdm import tqdm
 
 from vnext.commands.bench.client_watch import LoopWatch
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, at_once, poisson, send_all
+from vnext.commands.bench.report import progress
 from vnext.commands.bench.workload import Workload
 
 
@@ -52,7 +52,7 @@ async def measure_server(load: Load, workload: Workload, batch: Sequence[list[in
     async with Client(load.url, load.api_key) as client:
         model = await model_of(client)
         requests = [Request(body=body_of(model, workload, prompt), input_tokens=len(prompt)) for prompt in batch]
-        with tqdm(total=len(batch), desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
+        with progress("requests", total=len(batch)) as bar:
             watch, begin_s = LoopWatch(), time.perf_counter()
             pace = load.pace(len(batch), workload.seed)
             timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
@@ -44,7 +44,7 @@ def sweep(given: Given) -> Result:
     samples = samples_of(values, tokenizer_of(values))
     runs: list[dict[str, float]] = []
     notes: list[str] = []
-    for load in listed or doubled(runs, bool(goodput)):
+    for load in progress("loads", listed or doubled(runs, bool(goodput))):
         at = {"request_rate": 0.0, "concurrency": 0} | {name: load if name == "request_rate" else int(load)}
         _, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values | at, samples))
         found = server_figures(timelines, elapsed_s, at["request_rate"], begin_s) | seen

@@ -18,7 +18,7 @@ from vnext.commands.bench.control.steady import committed, started
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline, poisson
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.sweep import COLUMNS, doubled, knee, loads_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
@@ -67,7 +67,7 @@ def measure(given: Given) -> Result:
     values = given.values
     clock, goodput = clock_of(given), wanted_of("", "50", values["goodput"]).goodput
     runs: list[dict[str, float]] = []
-    for rate in loads_of(values["rates"]) or doubled(runs, bool(goodput)):
+    for rate in progress("loads", loads_of(values["rates"]) or doubled(runs, bool(goodput))):
         asked = Asked(count=values["num_prompts"], rate=rate, input=values["input_len"], output=values["output_len"],
                       shared=values["shared_len"], seed=values["workload_seed"])  # fmt: skip
         runs.append(run_of(asked, clock, given, goodput))
