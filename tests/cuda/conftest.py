@@ -24,10 +24,13 @@ ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled kernels go."""
+    """Where compiled kernels go: one folder for all processes of a run."""
     if compiler() is None:
         pytest.skip("no C++ compiler here: the CUDA kernels cannot be run on the host")
-    return tmp_path_factory.mktemp("kernels")
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

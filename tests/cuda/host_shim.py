@@ -6,13 +6,15 @@ Owns the build and the calling form, which is that of a GPU. A kernel that does 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import math
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
@@ -134,39 +136,43 @@ class HostBackend:
         options = (*FLAGS, *self._flags, *(f"-D{name}={value}" for name, value in defines))
         digest = hashlib.sha256(repr((text, options)).encode()).hexdigest()[:16]
         library = self._folder / f"{path.stem}-{digest}.so"
-        if library.exists():
-            return library
+        with alone(library):
+            if not library.exists():
+                self._compile(text, options, source, library)
+        return library
+
+    def _compile(self, text: str, options: Sequence[str], source: str, library: Path) -> None:
         generated = library.with_suffix(".cpp")
         generated.write_text(text)
         first = (f"-I{self.precompiled()}",) if self._precompile else ()
-        command = (
-            compiler(),
-            *options,
-            *first,
-            f"-I{SHIM}",
-            f"-I{self._include}",
-            f"-I{sources()}",
-            str(generated),
-            "-o",
-            str(library),
-        )
-        run_compiler(command, source)
-        return library
+        folders = (f"-I{SHIM}", f"-I{self._include}", f"-I{sources()}")
+        run_compiler((compiler(), *options, *first, *folders, str(generated)), library, source)
 
     def precompiled(self) -> Path:
         """A folder with the shim compiled by the same flags."""
         flags = (*FLAGS, *self._flags)
         folder = self._folder / f"shim-{hashlib.sha256(repr(flags).encode()).hexdigest()[:16]}"
-        if not folder.exists():
-            folder.mkdir()
-            command = (compiler(), *flags, f"-I{SHIM}", "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(folder / "shim.h.gch"))
-            run_compiler(command, "shim.h")
+        folder.mkdir(exist_ok=True)
+        with alone(header := folder / "shim.h.gch"):
+            if not header.exists():
+                run_compiler((compiler(), *flags, f"-I{SHIM}", "-x", "c++-header", str(SHIM / "shim.h")), header, "shim.h")
         return folder
 
 
-def run_compiler(command: Sequence[str], source: str) -> None:
-    """Raise RuntimeError with the compiler's words where it fails. A sanitizer loaded into Python is not for it."""
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Of all processes that share the folder, one makes this file at a time."""
+    with open(f"{target}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run_compiler(command: Sequence[str], target: Path, source: str) -> None:
+    """Make the target, whole or not at all. Raise RuntimeError with the compiler's words where it fails. A sanitizer loaded into
+    Python is not for it."""
+    made = target.with_suffix(".part")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run((*command, "-o", str(made)), env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"{source} does not compile for the host:\n{ran.stderr}")
+    made.rename(target)
