@@ -17,6 +17,6 @@ pytestmark = [
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_sentences_are_understood(timed: bool, tmp_path: Path) -> None:
-    texts, _ = by_vnext(spoken(SENTENCES[:5], tmp_path), 1, timed)
+    texts = by_vnext(spoken(SENTENCES[:5], tmp_path), 1, timed).texts
     assert error_rate(SENTENCES[:5], texts) <= 20, texts
     assert error_rate(SENTENCES[5:10], texts) > 90
