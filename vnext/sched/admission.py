@@ -148,15 +148,18 @@ def tried(
     hits = prefix_hits(config, pool, waiting)
     hit = hit_tokens_of(config, hits)
     rest = waiting.known - hit
-    tokens = first_tokens(state, waiting, hit, chunk(config, rest, budget))
+    tokens, left = chunk(config, rest, budget), room
+    if config.takes_snapshots:
+        tokens = first_tokens(state, waiting, hit, tokens)
     if tokens == 0:
         return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0, room
-    tokens, left = first_up_to_inputs(state, waiting, hit, tokens, room)
-    if tokens == 0:
-        return Wait(id=waiting.id, why="inputs", need=1, have=room.inputs), hits, 0, room
-    if lacks := lacking(config, pool, source_of(pool, waiting, len(hits) // config.group_count)):
-        assert pool.states is not None, "the model has recurrent layers"
-        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0, room
+    if config.inputs_a_step:
+        tokens, left = first_up_to_inputs(state, waiting, hit, tokens, room)
+        if tokens == 0:
+            return Wait(id=waiting.id, why="inputs", need=1, have=room.inputs), hits, 0, room
+    states = pool.states
+    if states and (lacks := lacking(config, states, source_of(states, waiting, len(hits) // config.group_count))):
+        return Wait(id=waiting.id, why="states", need=states.free + lacks, have=states.free), hits, 0, room
     if not fits(config, pool, hits, tokens):
         return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0, room
     return None, hits, tokens, left

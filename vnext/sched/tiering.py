@@ -103,8 +103,8 @@ def _is_in_the_way(state: State, running_tokens: int, running_pages: int) -> boo
 
 def _takes_state_page(state: State, entry: Waiting, hits: int) -> bool:
     """Whether the request finds too few state pages, while a transfer holds one."""
-    is_held = any(each.state >= 0 for each in (state.tier.transfers if state.tier else ()))
-    return is_held and lacking(state.config, state.pool, source_of(state.pool, entry, hits)) > 0
+    states, is_held = state.pool.states, any(each.state >= 0 for each in (state.tier.transfers if state.tier else ()))
+    return is_held and states is not None and lacking(state.config, states, source_of(states, entry, hits)) > 0
 
 
 def evictions(tier: Tier, pool: Pool, coming: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:

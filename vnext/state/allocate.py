@@ -12,26 +12,24 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import Pool
-from vnext.state.recurrent import held_for, source_of, with_snapshot
+from vnext.state.recurrent import NO_PAGES, held_for, source_of, with_snapshot
 from vnext.state.state import Request, Waiting, blocks_for
-from vnext.state.store import columns, extents, fields
+from vnext.state.store import columns, fields
 from vnext.state.store.columns_numpy import group_hash
-from vnext.state.store.extents import Extents
 from vnext.state.windows import NULL, longest_hit
 
 TOKENS_SPARE = 256  # places beyond the known tokens that a new history gets before it moves to a larger extent
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """The pages of an admission in table order: `hits` are shared, then `new_pages`.
+    """The pages of an admission: `table` (int32[n]) has the shared ones of the hits, then new ones.
 
-    An entry of `hits` is NULL where a window does not need the page. The first `hit_tokens` tokens need no computation. With
+    An entry of a hit is NULL where a window does not need the page. The first `hit_tokens` tokens need no computation. With
     recurrent layers, `states` are the request's state pages and `source` the snapshot that it starts from, -1 for none.
     """
 
     pool: Pool
-    hits: np.ndarray
-    new_pages: np.ndarray
+    table: np.ndarray
     hit_tokens: int
     hashed_blocks: int
     states: np.ndarray
@@ -45,7 +43,8 @@ def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.nda
     most = waiting.hit_blocks_max(config.block_size)
     if config.windows:
         return longest_hit(config, pool, waiting.block_hashes[:most])
-    return with_snapshot(pool, waiting.block_hashes, pools.longest_prefix(pool, waiting.block_hashes, most))
+    hits = pools.longest_prefix(pool, waiting.block_hashes, most)
+    return hits if pool.states is None else with_snapshot(pool, waiting.block_hashes, hits)
 
 
 def hit_tokens_of(config: SchedulerConfig, hits: np.ndarray) -> int:
@@ -81,9 +80,12 @@ def allocate(config: SchedulerConfig, pool: Pool, waiting: Waiting, hits: np.nda
         if groups > 1:
             keys = tuple([group_hash(key, group) for key in keys for group in range(groups)])
         pool = pools.insert_hashes(pool, list(zip(keys, new_pages.tolist())))
-    source = source_of(pool, waiting, len(hits) // groups)
-    pool, states = held_for(config, pool, source)
-    return Allocation(pool, hits, new_pages, hit_tokens, hashed_blocks, states, source)
+    source, held = -1, NO_PAGES
+    if (states := pool.states) is not None:
+        source = source_of(states, waiting, len(hits) // groups)
+        states, held = held_for(config, states, source)
+        pool = msgspec.structs.replace(pool, states=states)
+    return Allocation(pool, np.concatenate((hits, new_pages)), hit_tokens, hashed_blocks, held, source)
 
 
 def new_row(
@@ -103,13 +105,13 @@ def new_row(
     row[fields.ID], row[fields.KNOWN], row[fields.COMPUTED] = request.id, known, computed
     row[fields.PLACEHOLDERS] = computed == known
     row[fields.LIMIT] = prompt + sampling.max_tokens
-    row[fields.BLOCKS] = (len(allocation.hits) + len(allocation.new_pages)) // config.group_count
+    row[fields.BLOCKS] = len(allocation.table) // config.group_count
     row[fields.HASHED_BLOCKS], row[fields.PROMPT] = allocation.hashed_blocks, prompt
     row[fields.PREEMPTION_COUNT], row[fields.PRIORITY] = waiting.preemption_count, request.priority
     row[fields.FLAGS] = fields.IGNORE_EOS * sampling.ignore_eos + fields.OWN_STOPS * bool(sampling.stop_token_ids)
     row[fields.FLAGS] += (sampling.num_speculative_tokens + 1) << fields.DRAFTS_SHIFT
     row[fields.MIN_KNOWN] = prompt + sampling.min_tokens
-    row[fields.TABLE_HASH] = table_hash(np.concatenate((allocation.hits, allocation.new_pages)))
+    row[fields.TABLE_HASH] = table_hash(allocation.table)
     row[fields.CACHED] = allocation.hit_tokens if waiting.cached < 0 else waiting.cached
     row[fields.TOKENS_AT], row[fields.TOKENS_SIZE] = history
     row[fields.TABLE_AT], row[fields.TABLE_SIZE] = table
@@ -137,12 +139,3 @@ def tokens_size(request: Request, waiting: Waiting) -> int:
 
 def table_size(config: SchedulerConfig, request: Request) -> int:
     return blocks_for(request.prompt_length + request.sampling.max_tokens, config.block_size) * config.group_count
-
-
-def write_history(tokens: Extents, waiting: Waiting, at: int) -> Extents:
-    return extents.write(tokens, slice(at, at + waiting.known), np.frombuffer(waiting.tokens, dtype="<i4"))
-
-
-def write_table(tables: Extents, allocation: Allocation, at: int) -> Extents:
-    blocks = np.concatenate((allocation.hits, allocation.new_pages))
-    return extents.write(tables, slice(at, at + len(blocks)), blocks)

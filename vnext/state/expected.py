@@ -146,10 +146,8 @@ def up_to_inputs(state: State, tokens: np.ndarray) -> tuple[np.ndarray, InputRoo
 
 
 def first_up_to_inputs(state: State, waiting: Waiting, start: int, tokens: int, room: InputRoom) -> tuple[int, InputRoom]:
-    """`tokens` of a waiting request from `start` on, cut as those of a row, and what others may still begin. It begins the input in
-    which it starts, too."""
-    if not state.config.inputs_a_step:
-        return tokens, room
+    """`tokens` of a waiting request from `start` on, cut as those of a row, and what others may still begin, where the model takes
+    inputs. It begins the input in which it starts, too."""
     known = np.frombuffer(waiting.tokens, np.int32)
     lacking = unfound(state, waiting.id, begun(known, start, tokens, is_new=True))
     begins = [(max(place - start, 0), is_encoded(state, waiting.id, place)) for place in lacking]

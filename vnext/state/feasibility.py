@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, generated_by, unpack_tokens
-from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, Sampling
+from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, Guidance, Sampling
 from vnext.state.store.inputs import are_whole, has_inputs, inputs_in, rows_of
 from vnext.state.windows import pages_needed
 
@@ -26,13 +26,15 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
             f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
         )
-    if why_not := _has_ended(config, arrival):
+    if (generated := generated_by(arrival)) and (why_not := _has_ended(config, arrival.sampling, generated)):
         return why_not
-    if why_not := _retention_refusal(arrival.sampling.retention):
-        return why_not
+    for tokens, seconds in arrival.sampling.retention:
+        if tokens < 0 or not 0 < seconds <= RETENTION_MAX_S:
+            unkept = f"{tokens} tokens are to stay in the cache for {seconds} s"
+            return f"{unkept}: ask for 0 or more tokens and 1 to {RETENTION_MAX_S} s"
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
-    if why_not := _guidance_refusal(config, arrival.sampling, prompt):
+    if (guidance := arrival.sampling.guidance) and (why_not := _guidance_refusal(config, arrival.sampling, guidance, prompt)):
         return why_not
     if pages_needed(config, prompt + wanted - 1) > config.page_count:
         return _too_large(config, prompt, wanted)
@@ -44,11 +46,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
     return None
 
 
-def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
-    """Why a resumed request has nothing left to be asked for; None for one that has, and for one that begins."""
-    generated, sampling = generated_by(arrival), arrival.sampling
-    if not generated:
-        return None
+def _has_ended(config: SchedulerConfig, sampling: Sampling, generated: bytes) -> str | None:
+    """Why a request resumed behind these tokens has nothing left to be asked for; None for one that has."""
     count, last = len(generated) // 4, int.from_bytes(generated[-4:], "little", signed=True)
     if len(generated) % 4 or count >= sampling.max_tokens:
         return f"the request has {count} tokens already and max_tokens is {sampling.max_tokens}: it has ended"
@@ -69,23 +68,13 @@ def _inputs_refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | N
     return None
 
 
-def _guidance_refusal(config: SchedulerConfig, sampling: Sampling, prompt: int) -> str | None:
-    if (guidance := sampling.guidance) is None:
-        return None
+def _guidance_refusal(config: SchedulerConfig, sampling: Sampling, guidance: Guidance, prompt: int) -> str | None:
     count = len(guidance.negative) // 4
     if not config.guidance:
         return "the request asks for guidance and this engine gives none: start it with --enable-guidance"
     if len(guidance.negative) % 4 or not 0 < count <= prompt:
         return f"the negative prompt has {count} tokens and the prompt {prompt}: give it at least one and no more than those"
     return "an embedding has no guidance: leave one of the two out" if sampling.pooling != NO_POOLING else None
-
-
-def _retention_refusal(retention: tuple[tuple[int, int], ...]) -> str | None:
-    for tokens, seconds in retention:
-        if tokens < 0 or not 0 < seconds <= RETENTION_MAX_S:
-            wanted = f"{tokens} tokens are to stay in the cache for {seconds} s"
-            return f"{wanted}: ask for 0 or more tokens and 1 to {RETENTION_MAX_S} s"
-    return None
 
 
 def _too_large(config: SchedulerConfig, prompt: int, wanted: int) -> str:

@@ -12,18 +12,7 @@ import msgspec
 import numpy as np
 
 from vnext.state import pool as pools
-from vnext.state.allocate import (
-    Allocation,
-    allocate,
-    fits,
-    hit_tokens_of,
-    new_row,
-    prefix_hits,
-    table_size,
-    tokens_size,
-    write_history,
-    write_table,
-)
+from vnext.state.allocate import Allocation, allocate, fits, hit_tokens_of, new_row, prefix_hits, table_size, tokens_size
 from vnext.state.drafting import draft_room, drafts_a_step
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
@@ -56,7 +45,9 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     if event.admitted:
         state, added_starts, added_tokens, sources = _admit_all(state, event.admitted)
         starts, at_least = np.concatenate((starts, added_starts)), np.concatenate((at_least, added_starts))
-        work, total = _with_admitted(work, added_tokens), total + int(added_tokens.sum())
+        drafts = None if work.drafts is None else np.concatenate((work.drafts, np.zeros_like(added_tokens)))
+        work = replace(work, tokens=np.concatenate((work.tokens, added_tokens)), drafts=drafts)
+        total += int(added_tokens.sum())
     if not 0 < total <= state.config.max_num_batched_tokens:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.max_num_batched_tokens} are allowed")
     if state.config.input_units:
@@ -89,12 +80,6 @@ def _require_due(state: State, event: StepPlanned) -> None:
         raise IllegalEvent(f"step {event.step} planned with {len(state.in_flight)} steps in flight already")
     if event.preempted and event.admitted:
         raise IllegalEvent("a plan that preempts may not admit")
-
-
-def _with_admitted(work: Work, tokens: np.ndarray) -> Work:
-    """The work with the tokens (int64[n]) of admitted requests behind those of the running rows."""
-    drafts = None if work.drafts is None else np.concatenate((work.drafts, np.zeros_like(tokens)))
-    return replace(work, tokens=np.concatenate((work.tokens, tokens)), drafts=drafts)
 
 
 def _step_in_flight(state: State, starts: np.ndarray, work: Work, total: int) -> StepInFlight:
@@ -191,7 +176,8 @@ def _admit_all(
         state, row, allocation = admit(state, entry, tokens)
         rows.append(row)
         starts.append(allocation.hit_tokens)
-        states.append(new_column(allocation.states))
+        if allocation.pool.states is not None:
+            states.append(new_column(allocation.states))
         if allocation.source >= 0:
             sources.append((allocation.source, int(allocation.states[0])))
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
@@ -224,8 +210,9 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     start = hit_tokens_of(config, hits)
     require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
     require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
-    source = source_of(state.pool, waiting, len(hits) // config.group_count)
-    require(not lacking(config, state.pool, source), f"no state pages for request {waiting.id}")
+    if (states := state.pool.states) is not None:
+        source = source_of(states, waiting, len(hits) // config.group_count)
+        require(not lacking(config, states, source), f"no state pages for request {waiting.id}")
     allocation = allocate(config, state.pool, waiting, hits, tokens)
     sizes = tokens_size(request, waiting), table_size(config, request)
     histories, tokens_at = extents.reserve(state.tokens, sizes[0])
@@ -235,8 +222,8 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     return replace(
         state,
         pool=allocation.pool,
-        tokens=write_history(histories, waiting, tokens_at),
-        tables=write_table(tables, allocation, table_at),
+        tokens=extents.write(histories, slice(tokens_at, tokens_at + waiting.known), np.frombuffer(waiting.tokens, "<i4")),
+        tables=extents.write(tables, slice(table_at, table_at + len(allocation.table)), allocation.table),
         counters=_counted(state, waiting, request.prompt_length, start),
     ), row, allocation
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from vnext.state import pool as pools
 from vnext.state.errors import require
-from vnext.state.recurrent import release_states
 from vnext.state.state import State, Waiting, label_of
 from vnext.state.store import clients, extents
+from vnext.state.store.fields import LIVE, NEWEST, SPARE
 from vnext.state.store.rows import Rows, kept_rows
 from vnext.state.waiting_queue import enqueue, entry_of
 from vnext.state.windows import row_blocks
@@ -41,8 +41,13 @@ def _back_in_queue(state: State, row: int) -> Waiting:
 
 
 def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
-    """The pool without this row's holds. The last block is freed first, so the beginning of a prefix outlives its end."""
-    return release_states(pools.release(pool, row_blocks(state, row)[::-1]), state.rows, row)
+    """The pool without this row's holds. The last block is freed first, so the beginning of a prefix outlives its end; of its state
+    pages, the newest snapshot leaves the cache last."""
+    pool, recurrent = pools.release(pool, row_blocks(state, row)[::-1]), state.rows.recurrent
+    if pool.states is None or recurrent is None:
+        return pool
+    pages = recurrent[[LIVE, SPARE, NEWEST], row]
+    return replace(pool, states=pools.release(pool.states, pages[pages >= 0].astype(np.int32)))
 
 
 def row_tokens(state: State, row: int) -> np.ndarray:

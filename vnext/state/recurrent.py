@@ -58,9 +58,7 @@ def up_to_edge(config: SchedulerConfig, progress: tuple[np.ndarray, np.ndarray, 
 
 
 def first_tokens(state: State, waiting: Waiting, hit_tokens: int, tokens: int) -> int:
-    """`tokens` of a waiting request behind its hit, cut as those of a row."""
-    if not state.config.takes_snapshots:
-        return tokens
+    """`tokens` of a waiting request behind its hit, cut as those of a row, where snapshots are taken."""
     prompt = state.requests[waiting.id].prompt_length
     progress = np.array([hit_tokens]), np.array([waiting.known]), np.array([prompt])
     return int(up_to_edge(state.config, progress, np.array([tokens]))[0])
@@ -94,36 +92,30 @@ def snapshot_blocks(pool: Pool, keys: tuple[bytes, ...]) -> np.ndarray:
 
 def with_snapshot(pool: Pool, keys: tuple[bytes, ...], hits: np.ndarray) -> np.ndarray:
     """The leading pages of `hits` (one group) behind whose last block a request can go on."""
-    if pool.states is None or len(hits) == 0:
-        return hits
     there = np.flatnonzero(snapshot_blocks(pool, keys[: len(hits)]))
     return hits[: there[-1] + 1] if len(there) else hits[:0]
 
 
-def source_of(pool: Pool, waiting: Waiting, hit_blocks: int) -> int:
+def source_of(states: Pool, waiting: Waiting, hit_blocks: int) -> int:
     """The snapshot of a hit of so many blocks, -1 without one."""
-    if pool.states is None or hit_blocks == 0:
+    if hit_blocks == 0:
         return -1
-    page = pool.states.prefix_index.block_of(waiting.block_hashes[hit_blocks - 1])
+    page = states.prefix_index.block_of(waiting.block_hashes[hit_blocks - 1])
     assert page is not None, "a hit ends at a snapshot"
     return page
 
 
-def lacking(config: SchedulerConfig, pool: Pool, source: int) -> int:
+def lacking(config: SchedulerConfig, states: Pool, source: int) -> int:
     """The state pages that are missing for a request that starts from this snapshot."""
-    if pool.states is None:
-        return 0
-    revived = source >= 0 and int(pool.states.status.at(np.array([source]))[0]) >= 0
-    return max(pages_held(config) + revived - pool.states.free, 0)
+    revived = source >= 0 and int(states.status.at(np.array([source]))[0]) >= 0
+    return max(pages_held(config) + revived - states.free, 0)
 
 
-def held_for(config: SchedulerConfig, pool: Pool, source: int) -> tuple[Pool, np.ndarray]:
-    """The pool with the pages of one more request (int32[pages_held]). Its snapshot is not among them, and is as good as new."""
-    if pool.states is None:
-        return pool, NO_PAGES
+def held_for(config: SchedulerConfig, states: Pool, source: int) -> tuple[Pool, np.ndarray]:
+    """The state pages with those of one more request (int32[pages_held]). Its snapshot is not among them, and is as good as new."""
     used = np.array([source] if source >= 0 else [], dtype=np.int32)
-    states, pages = pools.take(pools.hold(pool.states, used), pages_held(config))
-    return replace(pool, states=pools.release(states, used)), pages
+    states, pages = pools.take(pools.hold(states, used), pages_held(config))
+    return pools.release(states, used), pages
 
 
 def new_column(pages: np.ndarray) -> np.ndarray:
@@ -132,14 +124,6 @@ def new_column(pages: np.ndarray) -> np.ndarray:
     column[NEWEST_EDGE] = column[DUE] = 0
     column[[LIVE, NEWEST, SPARE][: len(pages)]] = pages
     return column
-
-
-def release_states(pool: Pool, rows: Rows, row: int) -> Pool:
-    """The pool without the state pages of one row; its newest snapshot leaves the cache last."""
-    if pool.states is None or rows.recurrent is None:
-        return pool
-    pages = rows.recurrent[[LIVE, SPARE, NEWEST], row]
-    return replace(pool, states=pools.release(pool.states, pages[pages >= 0].astype(np.int32)))
 
 
 # ---- pins --------------------------------------------------------------------------------------------------------

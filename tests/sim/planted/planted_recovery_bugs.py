@@ -134,7 +134,7 @@ RECOVERY_BUGS = [
     ),
     Bug(
         name="a request that has ended is resumed",
-        edits=(Edit("state.feasibility", "if why_not := _has_ended(config, arrival):", "if why_not := None:"),),
+        edits=(Edit("state.feasibility", "(why_not := _has_ended(config, arrival.sampling, generated))", "(why_not := None)"),),
         found_by=("should have been refused",),
     ),
     Bug(

@@ -188,7 +188,7 @@ class EngineCore:
             for peer, frame in self._streams.frames(ready.events, ready.state, digest(ready.state)):
                 if not self._clients.stream(peer, frame):
                     self._streams.end(peer)
-        self._clients.tell(self._facilities.for_clients(news))
+        self._clients.tell(news if (handovers := self._facilities.handovers) is None else handovers.without_kept(news))
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vnext.runtime.engine.adapters import AdapterLoading
@@ -12,7 +12,6 @@ from vnext.runtime.engine.draft_costs import DraftCosts
 from vnext.runtime.engine.facility import Facility, Send
 from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
-from vnext.runtime.engine.owners import News
 from vnext.runtime.engine.recovery import Shortages
 from vnext.runtime.engine.searches import Searches
 from vnext.runtime.engine.tiers import TierTransfers
@@ -52,11 +51,11 @@ class Facilities:
             self.all.append(Searches(held.keepers, send, clients.asked.inputs_tickets))
         if started.config.pinned_pages_max:
             self.all.append(EventClock())
-        self._handovers: HandOvers | None = None
+        self.handovers: HandOvers | None = None
         if held.ticket:
             clients.asked.to_hand_over = set()
-            self._handovers = HandOvers(started.world_size, held.ticket, clients.tell, clients.asked.to_hand_over)
-            self.all.append(self._handovers)
+            self.handovers = HandOvers(started.world_size, held.ticket, clients.tell, clients.asked.to_hand_over)
+            self.all.append(self.handovers)
         self.draft_costs: DraftCosts | None = None
         self.experts: ExpertStats | None = None  # as rank 0 has reported it last
         self._takers = {kind: facility for facility in self.all for kind in facility.answers}
@@ -84,10 +83,6 @@ class Facilities:
         """Other ranks are in their place."""
         for facility in self.all:
             facility.begin_again(send, ranks)
-
-    def for_clients(self, news: list[News]) -> Iterable[News]:
-        """The news without those that wait for ranks."""
-        return news if self._handovers is None else self._handovers.without_kept(news)
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""
