@@ -55,9 +55,8 @@ class PersistentBatch(BatchRows):
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as arrays. Brings the rows in line with the state first, and drafts."""
         stands, scheduled = self._update(state), state.in_flight[-1]
-        rows = self._rows_of(state, scheduled)
         if self._drafts is not None:
-            self._drafted = self._drafts.drafted(scheduled, self._places[rows])
+            self._drafted = self._drafts.drafted(scheduled, self._places[self._rows_of(state, scheduled)])
             scheduled = self._drafted.scheduled
         if (
             stands
@@ -66,6 +65,7 @@ class PersistentBatch(BatchRows):
         ):
             self._sampled[scheduled.step] = self._newest
             return steady
+        rows = self._rows_of(state, scheduled)
         places, ends = self._places[rows], scheduled.starts + scheduled.counts
         sampled = np.flatnonzero(scheduled.samples)
         self._newest = self._sampled[scheduled.step] = places[sampled]

@@ -16,7 +16,7 @@ import numpy as np
 
 from vnext.kernels.arrays import host_dtype
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, spoilt_requests
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage_links import StageLinks
 from vnext.runtime.rank.steps import Computed, encode_ahead, fed_words_of, finished, is_due, make_batch
@@ -112,8 +112,7 @@ class EarlierSteps:
         """Take the tokens of the oldest step that has none yet; waits for them. Raises RankLost."""
         step = self._awaited.popleft()
         outputs = _received(self._links.tokens()) if step.is_sampled else NOTHING_SAMPLED
-        done = finished(self._batch, step.scheduled, outputs, step.words, step.began_s)
-        self._done.append(done._replace(failed=spoilt_requests(step.scheduled, outputs)))
+        self._done.append(finished(self._batch, step.scheduled, outputs, step.words, step.began_s))
 
 
 def _received(tokens: np.ndarray) -> StepOutputs:

@@ -116,12 +116,14 @@ def fed_words_of(inputs: StepInputs, config: SchedulerConfig, adapters: AdapterS
 
 
 def finished(
-    batch: PersistentBatch, scheduled: StepInFlight, outputs: StepOutputs, words: tuple[int, ...], began_s: float
+    batch: PersistentBatch, scheduled: StepInFlight, outputs: StepOutputs, words: tuple[int, ...], began_s: float,
+    failed: tuple[tuple[int, str], ...] = (),
 ) -> Computed:
-    """The results of a step that began at `began_s` and has sampled, once the batch has its tokens."""
+    """The results of a step that began at `began_s` and has sampled, once the batch has its tokens. `failed`: of constraints."""
+    failed += spoilt_requests(scheduled, outputs)
     found = batch.take_sampled(scheduled, outputs.tokens)
     tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
-    done = Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, (), outputs.prompts)
+    done = Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, failed, outputs.prompts)
     return done if found is None else with_drafts(done, found)
 
 
@@ -162,9 +164,7 @@ class HostSteps:
             encode_ahead(self._runner, state)
         outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
-        failed = batch.failed_constraints(scheduled)
-        failed += spoilt_requests(scheduled, outputs)
-        done = finished(batch, scheduled, outputs, words, began_s)._replace(failed=failed)
+        done = finished(batch, scheduled, outputs, words, began_s, batch.failed_constraints(scheduled))
         if (states := self._runner.cache.states) is not None:
             states.keep(done.counts)
         if routed := self._runner.routes.ids:
