@@ -29,10 +29,10 @@ def test_nothing_given_is_all_defaults() -> None:
 
 @pytest.mark.parametrize(("words", "count"), [
     ("", 1), ("-dp 3", 3), ("-dp 3 -asc 1", 1), ("-dp 3 -asc 2", 2), ("-dp 1024", 256), ("-dp 3 --batch-dir b", 3), ("m n -dp 3", 1),
-    ("-dp 3 --enable-lora --lora-root r", 3), ("-dp 3 --api-key-file f", 1), ("-dp 3 --key-requests-per-minute 4", 1),
+    ("-dp 3 --enable-lora --lora-root r", 3), ("-dp 3 --api-key-file f", 3), ("-dp 3 --key-requests-per-minute 4", 3),
 ])  # fmt: skip
 def test_there_are_as_many_api_servers_as_engines(words: str, count: int) -> None:
-    """But for what one of them alone can keep, and where another number is given."""
+    """But for several models, and where another number is given."""
     assert parse(["serve", *words.split()], {}).server.api_server_count == count
 
 
@@ -133,8 +133,6 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("-dp two", "--data-parallel-size is 'two': it must be a whole number"),
         ("--data-parallel-rank 1", "see --data-parallel-size, or start several servers"),
         ("--api-server-count 0", "--api-server-count is 0: it must lie between 1 and 256"),
-        ("--api-server-count 2 --max-answers-per-key 3", "--max-answers-per-key is kept by one process, and --api-server-count is 2: leave one"),
-        ("-asc 2 --key-tokens-per-minute 1k", "--key-tokens-per-minute is kept by one process, and --api-server-count is 2"),
         ("--port 70000", "--port is 70000: it must lie between 0 and 65535"),
         ("--allowed-local-media-path /none", "--allowed-local-media-path is /none, which is no folder: name that of the images"),
         ("--allowed-media-domains http://a.b", "--allowed-media-domains has 'http://a.b': name a host alone"),

@@ -289,9 +289,7 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
     check_media(server.allowed_local_media_path, server.allowed_media_domains)
-    if server.api_server_count > 1:
-        _check_several(server)
-    if "api_server_count" not in values and not server.other_models and not any(getattr(server, name) for name in ONE_USUALLY):
+    if "api_server_count" not in values and not server.other_models:
         server = msgspec.structs.replace(server, api_server_count=min(engine.data_parallel_size, API_SERVERS_MAX))
     return ServeCommand(engine=engine, server=server)
 
@@ -315,17 +313,7 @@ def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
         )
 
 
-KEPT_BY_ONE = ("key_requests_per_minute", "key_tokens_per_minute", "key_answers_max")
-ONE_USUALLY = (*KEPT_BY_ONE, "api_key_file")  # whose keys may have limits
 API_SERVERS_MAX = 256
-
-
-def _check_several(server: ServerSettings) -> None:
-    """Raise SettingsError for what one API server alone can keep."""
-    for name in KEPT_BY_ONE:
-        if getattr(server, name):
-            count = server.api_server_count
-            raise SettingsError(f"{name} is kept by one process, and api_server_count is {count}: leave one of the two out.")
 
 
 def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:

@@ -15,6 +15,7 @@ from math import ceil, exp
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import Draining, Overloaded, RateLimited
+from vnext.server.context.key_counts import KeyCount, alone
 
 CLIENT_SHARE = 3 / 4
 REQUEST_SHARE = 1 / 16  # beginning 256 answers takes 20 ms of the event loop
@@ -61,37 +62,50 @@ def share_of(count_max: int, part: float) -> int:
 
 
 class Budget:
-    """An amount a minute: refills steadily up to a minute's, and may be overdrawn by what is known only later. Mutable."""
+    """An amount a minute: refills steadily up to a minute's, and may be overdrawn by what is known only later. `row` has what is
+    spent, and when that was so. Mutable."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self._per_minute, self._clock = per_minute, clock
-        self._left, self._seen_s = float(per_minute), clock()
+    def __init__(self, per_minute: int, clock: Callable[[], float], row: memoryview[float]) -> None:
+        self._per_minute, self._clock, self._row = per_minute, clock, row
 
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` is there, 0 if it is now."""
-        now_s = self._clock()
-        self._left = min(self._per_minute, self._left + (now_s - self._seen_s) * self._per_minute / 60)
-        self._seen_s = now_s
-        return max(0.0, amount - self._left) * 60 / self._per_minute
+        now_s, (spent, seen_s) = self._clock(), self._row
+        spent = max(0.0, spent - (now_s - seen_s) * self._per_minute / 60)
+        self._row[0], self._row[1] = spent, now_s
+        return max(0.0, amount - (self._per_minute - spent)) * 60 / self._per_minute
 
     def spend(self, amount: float) -> None:
-        self._left -= amount
+        self._row[0] += amount
 
 
 class KeyLimits:
     """The limits of one key. A request needs a request's budget and one token of it; its tokens are spent as they become known,
     so a budget of tokens may be overdrawn by the answers in progress, and the next request waits longer. Mutable."""
 
-    def __init__(self, requests: int, tokens: int, answers_max: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._requests = Budget(requests, clock) if requests else None
-        self._tokens = Budget(tokens, clock) if tokens else None
+    def __init__(
+        self,
+        requests: int,
+        tokens: int,
+        answers_max: int,
+        count: KeyCount | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`count`: what several processes count together; the clock is then one for all of them."""
+        self._count = count or alone()
+        self._requests = Budget(requests, clock, self._count.row[:2]) if requests else None
+        self._tokens = Budget(tokens, clock, self._count.row[2:4]) if tokens else None
         self._answers_max = answers_max
-        self._answers = 0
 
     def enter(self, answers: int) -> None:
         """Begin a request of so many answers. Raises RateLimited, and has spent nothing then."""
-        if self._answers_max and self._answers + answers > self._answers_max:
-            sentence = f"This key has {self._answers} answers in progress and {answers} more would pass its bound"
+        with self._count.lock:
+            self._enter(answers)
+
+    def _enter(self, answers: int) -> None:
+        held = self._count.answers
+        if self._answers_max and held + answers > self._answers_max:
+            sentence = f"This key has {held} answers in progress and {answers} more would pass its bound"
             raise RateLimited(f"{sentence} of {self._answers_max}: try again later.")
         for budget, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             if budget is not None and (wait_s := budget.wait_s(1)):
@@ -99,15 +113,16 @@ class KeyLimits:
                 raise RateLimited(f"This key has used its {what} of a minute: try again in {wait_s:.0f} s.", seconds)
         if self._requests is not None:
             self._requests.spend(1)
-        self._answers += answers
+        self._count.add_answers(answers)
 
     def leave(self, answers: int) -> None:
-        self._answers -= answers
+        self._count.add_answers(-answers)
 
     def spend(self, tokens: int) -> None:
         """Tokens of a prompt or of an answer."""
         if self._tokens is not None:
-            self._tokens.spend(tokens)
+            with self._count.lock:
+                self._tokens.spend(tokens)
 
 
 class Quota:

@@ -16,6 +16,7 @@ import msgspec
 
 from vnext.runtime.protocol.messages import SALT_END
 from vnext.server.context.admission import KeyLimits
+from vnext.server.context.key_counts import shared
 from vnext.server.settings import ServerSettings
 
 KEYS_MAX = 100_000
@@ -59,6 +60,8 @@ class ApiKeys:
     def __init__(self, settings: ServerSettings) -> None:
         """Raises KeysUnusable."""
         found = [*(ApiKey(key) for key in settings.api_keys), *_of_file(settings.api_key_file)]
+        folder, servers = settings.shared_dir, settings.api_server_count
+        counts = shared(folder, settings.number % servers, servers, len(found)) if folder and servers > 1 and found else []
         self._secret, self._shares_cache = secrets.token_bytes(32), settings.shared_prefix_cache
         self._clients: dict[bytes, str] = {}
         self._limits: dict[str, KeyLimits] = {}
@@ -70,12 +73,7 @@ class ApiKeys:
             client = f"key {place} {each.name}".rstrip()
             limits = _limits_of(each, settings)
             if any(limits):
-                if settings.api_server_count > 1:
-                    raise KeysUnusable(
-                        f"--api-key-file {settings.api_key_file} limits key {place - len(settings.api_keys)}, and each of several "
-                        "API servers would count alone: leave out its limits, or --api-server-count."
-                    )
-                self._limits[client] = KeyLimits(*limits)
+                self._limits[client] = KeyLimits(*limits, counts[place - 1] if counts else None)
             if len(found) > 1:
                 self._tenants[client] = Tenant(each.name or _nameless(each.key), each.admin)
             known = client if len(found) > 1 or any(limits) else ""
