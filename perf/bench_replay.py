@@ -99,7 +99,7 @@ def test_show_any_step(benchmark, long_log) -> None:
 
 def test_show_process(benchmark, long_log, tmp_path) -> None:
     """Run the command as a user does, with its modules compiled as in an installation."""
-    command = [sys.executable, "-m", "vnext.replay", "show", str(long_log), "777777"]
+    command = [sys.executable, "-m", "vnext.replay", "show", str(long_log), str(LONG_STEPS * 7 // 9)]
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     run = lambda: subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True)  # noqa: E731
     benchmark.pedantic(run, rounds=11, warmup_rounds=2)

@@ -42,6 +42,8 @@ STEP_NS = 20_000_000
 MINUTES_10_STEPS = 30_000
 RARE_TOKENS = 30
 FUTURES = 1_000
+TINY_STEPS = 5_000
+TRACED = {8: 16_000, 64: 4_000, 256: 2_000}
 ONCE = dict(rounds=1, warmup_rounds=0)
 
 
@@ -137,7 +139,7 @@ def test_to_test(benchmark, tmp_path) -> None:
 @pytest.mark.parametrize("max_num_seqs", [8, 64, 256])
 @pytest.mark.parametrize("brief", [False, True])
 def test_trace(benchmark, tmp_path, max_num_seqs: int, brief: bool) -> None:
-    write_log(served(max_num_seqs, {8: 16_000, 64: 4_000, 256: 2_000}[max_num_seqs]), tmp_path / "log")
+    write_log(served(max_num_seqs, TRACED[max_num_seqs]), tmp_path / "log")
     log = open_log(tmp_path / "log")
     with (tmp_path / "trace.json").open("w") as file:
         answer = once(benchmark, lambda: trace(log, file, "", not brief))
@@ -173,7 +175,7 @@ def test_fork_tiny(benchmark, tmp_path) -> None:
     """A tiny cache with constant preemptions, where every fast-forward is short."""
     write_log(small_life(9_000)[:5_000], tmp_path / "log")
     order = Order(
-        log=str(tmp_path / "log"), points=(200,), forks=20, steps=5_000, seed=0, aborts_per_mille=20, resets_per_mille=2,
+        log=str(tmp_path / "log"), points=(200,), forks=20, steps=TINY_STEPS, seed=0, aborts_per_mille=20, resets_per_mille=2,
         predicate="", share=0, shares=1,
     )
     answer, _ = once(benchmark, lambda: fork(order))

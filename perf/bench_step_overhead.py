@@ -78,7 +78,7 @@ def engine(model: Path) -> Iterator[tuple[Any, Any, Clock, zmq.Socket]]:
             engine=engine_settings, model_path=str(model), address=address, run_dir=folder, log_dir=f"{folder}/log"
         )
         executor = make_executor(settings, ())
-        core, _ = start_core(settings, executor, front)
+        core, _ = start_core(settings, executor, front, None)
         clock = native._native = Clock(kernels)
         try:
             yield core, executor, clock, client
@@ -132,8 +132,9 @@ def test_from_token_to_token(benchmark, model: Path) -> None:
     """An engine with a rank process and one request: time per token, and processor time per token of each process."""
     lengths = (1, 1 + STEPS)
     with tempfile.TemporaryDirectory() as logs, LLM(str(model), threads=THREADS, log_dir=logs) as llm:
+        children = {child: child.cmdline() for child in psutil.Process().children(recursive=True)}
         processes = {"program": psutil.Process()} | {
-            child.cmdline()[2].split(".")[2]: child for child in psutil.Process().children(recursive=True)
+            words[words.index("-m") + 1].split(".")[2]: child for child, words in children.items() if "-m" in words
         }
         seconds: dict[int, list[float]] = {length: [] for length in lengths}
         prompts = iter([[200 + index, *range(PROMPT_LENGTH - 1)] for index in range(100)])
