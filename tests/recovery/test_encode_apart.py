@@ -36,7 +36,7 @@ sys.path.append(str(ROOT / "tests" / "models" / "families" / "towers"))
 from listener_cases import SPAN, save_listener, sounds  # noqa: E402
 from tower_cases import SIDE, TILE_TOKENS, save_reader  # noqa: E402
 
-TILES = [Part(each).file for each in np.random.default_rng(8).integers(0, 256, (4, SIDE, SIDE, 3), dtype=np.uint8)]
+RNG = np.random.default_rng(8)
 SOUNDS = [file_of(each) for each in sounds(3)]
 USUAL: dict[str, Any] = {"dtype": "float32", "block_size": 4, "threads": 1, "log": "off", "check_laws": True, "digest_interval": 1}
 PAIR = {"data_parallel_size": 2, "encode_engines": 1}
@@ -50,7 +50,7 @@ class Model:
         self.path, self.files, self.prompts = path, files, prompts
         self.vectors = sum(len(input_tokens(b"x" * 15, SPAN if files is SOUNDS else TILE_TOKENS)) for _ in files)
         with llm_here(path, **USUAL) as llm:
-            self.right = self.answers(llm)
+            self.right, self.right_behind = self.answers(llm), self.answers(llm, behind=11)
 
     def answers(self, llm: LLM, which: slice = slice(None), behind: int = 0) -> list[list[int]]:
         """Those of an engine's prompts, each with a token more if `behind`."""
@@ -66,11 +66,19 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def reader_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("apart") / "reader"
     save_reader(path)
-    tiles = [input_tokens(digest_of(each), TILE_TOKENS).tolist() for each in TILES]
-    return Model(path, TILES, [[5, *tiles[0], 6], [7, *tiles[1], 8, *tiles[2], *range(9, 20)], [5, *tiles[0], *tiles[3], 4], [*range(3, 20)]])
+    return path
+
+
+@pytest.fixture
+def reader(reader_path: Path) -> Model:
+    """With tiles that no engine has met."""
+    files = [Part(each).file for each in RNG.integers(0, 256, (4, SIDE, SIDE, 3), dtype=np.uint8)]
+    tiles = [input_tokens(digest_of(each), TILE_TOKENS).tolist() for each in files]
+    prompts = [[5, *tiles[0], 6], [7, *tiles[1], 8, *tiles[2], *range(9, 20)], [5, *tiles[0], *tiles[3], 4], [*range(3, 20)]]
+    return Model(reader_path, files, prompts)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +93,12 @@ def counted(llm: LLM) -> list[tuple[int, int]]:
     return [(each["computed"], each["read"]) for each in llm.collective_rpc("encoded")]
 
 
+def since(before: tuple[int, int], llm: LLM) -> tuple[int, int]:
+    """What the first rank has computed and read since then."""
+    computed, read = counted(llm)[0]
+    return computed - before[0], read - before[1]
+
+
 @pytest.mark.parametrize("settings", [PAIR, THREE, THREE | {"input_tokens": 4}, PAIR | {"tensor_parallel_size": 2}], ids=["E and one", "E, P and D", "units", "ranks"])
 @pytest.mark.parametrize("kind", ["reader", "listener"])
 def test_answers_are_those_of_one_engine_and_only_one_encodes(kind: str, settings: dict[str, int], request: pytest.FixtureRequest) -> None:
@@ -96,24 +110,24 @@ def test_answers_are_those_of_one_engine_and_only_one_encodes(kind: str, setting
         assert max(read for _, read in others) == model.vectors
         before = counted(llm)
         assert model.answers(llm) == model.right and counted(llm) == before, "the same again: nothing is encoded"
+        assert model.answers(llm, behind=11) == model.right_behind
+        assert [computed for computed, _ in counted(llm)] == [computed for computed, _ in before], "one that knows a prefix encodes nothing"
 
 
-def test_one_that_knows_a_prefix_reads_and_none_encodes(reader: Model) -> None:
-    with llm_here(reader.path, **USUAL) as llm:
-        right = reader.answers(llm, behind=11)
-    with LLM(str(reader.path), **USUAL, **THREE) as llm:
-        reader.answers(llm)
-        before = [computed for computed, _ in counted(llm)]
-        assert reader.answers(llm, behind=11) == right and [computed for computed, _ in counted(llm)] == before
-
-
-@pytest.fixture
-def pair(reader: Model) -> Iterator[LLM]:
-    with LLM(str(reader.path), **USUAL, **PAIR) as llm:
+@pytest.fixture(scope="module")
+def pair(reader_path: Path) -> Iterator[LLM]:
+    """Of all tests that lose no process."""
+    with LLM(str(reader_path), **USUAL, **PAIR) as llm:
         yield llm
+        assert llm._client._client.live_count == 0, "a test has left a request behind"
 
 
-def test_an_engine_that_is_killed_while_it_encodes_costs_no_text(reader: Model, pair: LLM) -> None:
+def test_an_engine_that_is_killed_while_it_encodes_costs_no_text(reader: Model) -> None:
+    with LLM(str(reader.path), **USUAL, **PAIR) as llm:
+        _is_killed_while_it_encodes(reader, llm)
+
+
+def _is_killed_while_it_encodes(reader: Model, pair: LLM) -> None:
     [*_, rank] = pair.collective_rpc("process_id")
     core = pair._engine.engines[1].child.pid
     os.kill(rank, signal.SIGSTOP)  # so that it is in the middle
@@ -132,18 +146,18 @@ def test_an_engine_that_is_killed_while_it_encodes_costs_no_text(reader: Model, 
 
 def test_an_engine_that_is_slow_is_not_waited_for(reader: Model, pair: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "PATIENCE_S", 0.3)
-    [*_, rank] = pair.collective_rpc("process_id")
+    [*_, rank], before = pair.collective_rpc("process_id"), counted(pair)[0]
     os.kill(rank, signal.SIGSTOP)
     try:
         assert reader.answers(pair) == reader.right
     finally:
         os.kill(rank, signal.SIGCONT)
-    assert counted(pair)[0] == (reader.vectors, 0)
-    assert reader.answers(pair, behind=12) and counted(pair)[0] == (reader.vectors, 0)
+    assert since(before, pair) == (reader.vectors, 0)
+    assert reader.answers(pair, behind=12) and since(before, pair) == (reader.vectors, 0)
 
 
 def test_vectors_that_are_gone_or_damaged_are_computed(reader: Model, pair: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, put = shared_twin(pair._engine.run_dir), encode.Encode.put
+    folder, put, before = shared_twin(pair._engine.run_dir), encode.Encode.put, counted(pair)[0]
 
     def damaged(stream: encode.Encode, output: Any) -> None:
         for place, file in enumerate(sorted(folder.glob("inputs-*/*"))):
@@ -152,7 +166,7 @@ def test_vectors_that_are_gone_or_damaged_are_computed(reader: Model, pair: LLM,
 
     monkeypatch.setattr(encode.Encode, "put", damaged)
     assert reader.answers(pair) == reader.right
-    computed, read = counted(pair)[0]
+    computed, read = since(before, pair)
     assert computed > 0 and computed + read == reader.vectors
     assert folder.is_dir()
 
