@@ -27,7 +27,10 @@ if [ "$processes" -gt 1 ]; then
     set -- -n "$processes" "$@"
     { timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped"; } & # fetched once: 93 MB
     { timeout 180 "$VENV/bin/python" -m perf.whisper --fetch || echo "tests with Whisper's weights will be skipped"; } & # once: 150 MB
-    env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers" & # writes bytecode once
+    { # writes bytecode once: what all processes import, then their tests, whose asserts each would rewrite
+        env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers"
+        "$VENV/bin/python" -m pytest -p no:langsmith_plugin --collect-only -qq >/dev/null || true
+    } &
     "$VENV/bin/python" -m mypy >/dev/null & # fills its cache while a core is idle: a test that fills it may outlast the bound of a hang
 fi
 [ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
