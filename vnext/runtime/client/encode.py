@@ -55,7 +55,7 @@ class Encode(OutputStream):
         return self._original
 
     def put(self, output: RequestOutput) -> None:
-        if output.finish == "abort":
+        if output.finish == "abort" and not output.error:
             self.given_back().stream.put(output)
         elif output.finish:
             self._go_on(self.given_back())

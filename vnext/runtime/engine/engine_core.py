@@ -26,7 +26,7 @@ from vnext.runtime.engine.facility import NO_ERRORS
 from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.progress import Progress
-from vnext.runtime.engine.recovery import LOSSES, RankGaveUp, Recovery
+from vnext.runtime.engine.recovery import LOSSES, WITHOUT_INPUT, WITHOUT_MEMORY, RankGaveUp, Recovery
 from vnext.runtime.engine.request_outputs import Beside, ClientNews, prompt_outputs
 from vnext.runtime.protocol.messages import (
     EngineDied,
@@ -52,6 +52,7 @@ from vnext.state.events import (
     WeightsChanged,
     plan_of,
 )
+from vnext.state.facilities.sought import who_lacks
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import start
 from vnext.state.samples import still_owed
@@ -82,6 +83,7 @@ class Failures:
         return found
 
 
+GONE = "an image or sound of this request is gone from the engine's store: send it again"
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20
 log = logging.getLogger(__name__)
@@ -247,13 +249,15 @@ class EngineCore:
             engine.fold(event, note, apart=not scored)
 
     def _lack_memory(self, result: StepResult) -> None:
-        """No rank computes a step: what rank 0 says, all say. Nothing is in flight behind it."""
+        """No rank computes a step: what rank 0 says, all say. Nothing is in flight behind it. Who needs what is gone ends."""
         state = self.engine.state
         if result.rank or not state.in_flight or result.step != state.in_flight[0].step:
             return
-        self.engine.fold(self._facilities.shortages.lacking(state, result.short))
+        self.engine.fold(self._facilities.shortages.lacking(state, result.short, WITHOUT_INPUT if result.gone else WITHOUT_MEMORY))
         self._checks.lose_steps(result.step)
         self._facilities.lose_steps()
+        if result.gone:
+            self._abort_with(dict.fromkeys(who_lacks(self.engine.state, result.gone), GONE))
 
     def _abort_with(self, errors: Mapping[int, str]) -> None:
         """Abort these requests and tell their clients why."""

@@ -282,6 +282,9 @@ def in_flight(state: State) -> dict[RequestId, int]:
 # be cut any more, the next attempt waits a little, and after STUCK_MAX in a row the ranks start again.
 
 
+WITHOUT_MEMORY, WITHOUT_INPUT = "Memory ran short", "An input was gone"
+
+
 class Shortages(Facility):
     """Those of one engine. Mutable. `is_on` while steps take less than the engine started with."""
 
@@ -293,14 +296,14 @@ class Shortages(Facility):
         self._raised_at: int | None = None
         self.count = 0
 
-    def lacking(self, state: State, cause: str) -> MemoryRanShort:
-        """The event of a shortage in the oldest step in flight. Raises RankGaveUp where the step cannot be smaller and was tried
-        often enough."""
+    def lacking(self, state: State, cause: str, what: str = WITHOUT_MEMORY) -> MemoryRanShort:
+        """The event of a shortage, as `what` says, in the oldest step in flight. Raises RankGaveUp where the step cannot
+        be smaller and was tried often enough."""
         event = ran_short(state, cause)
         is_early = self._raised_at is not None and state.committed - self._raised_at < self._wait
         self._wait_if_stuck(state, cause)
         if not self.count or event.limit < state.config.max_num_batched_tokens:
-            log.warning("Memory ran short at step %d, steps take %d tokens at most for now: %s.", event.step, event.limit, cause)
+            log.warning("%s at step %d, steps take %d tokens at most for now: %s.", what, event.step, event.limit, cause)
         self.count, self.is_on = self.count + 1, state.config.chunked_prefill
         self._wait, self._raised_at = patience(self._wait, is_early), None
         self._since = self._next_step = state.planned

@@ -340,7 +340,8 @@ class StepResult(Message, frozen=True, tag=21):
     digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
     on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts. `counts` and `drafted`, of rank 0,
     are those of StepCommitted, and `drafts` (int32 bytes) the drafts behind `fed`, where that is due. `short`: why this rank
-    lacks the memory for the step, which then has no other result; "" where it has been computed. `experts`, of rank 0, where a
+    lacks the memory for the step, which then has no other result; "" where it has been computed. `gone`: the digest of an input
+    that is not there any more, where the step lacks that. `experts`, of rank 0, where a
     digest is due: their load, None where it is not measured.
     """
 
@@ -360,6 +361,7 @@ class StepResult(Message, frozen=True, tag=21):
     drafted: bytes = b""
     drafts: bytes = b""
     short: str = ""
+    gone: bytes = b""
     experts: ExpertStats | None = None
 
     @property

@@ -26,7 +26,7 @@ from vnext.media.sounds import samples_in, spectrogram_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.errors import ModelError
+from vnext.models.errors import InputGone, ModelError
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import make_kv_cache
@@ -212,7 +212,7 @@ class Inputs:
 
     @torch.inference_mode()
     def advance(self, digest: bytes, done: int, units: int) -> None:
-        """Compute the first `done` of an input's `units`, as far as they are not. Raises ModelError."""
+        """Compute the first `done` of an input's `units`, as far as they are not. Raises InputGone, ModelError."""
         if digest in self._kept:
             return
         begun, self._begun = self._begun, None
@@ -223,13 +223,12 @@ class Inputs:
             try:
                 count = next(begun.parts)
             except MediaError as error:
-                raise ModelError(f"{error}.") from error
+                raise InputGone(str(error), digest) from error
             begun = begun._replace(done=begun.done + 1, count=count)
         self._begun = begun
 
     def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
-        """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises ModelError for an input
-        that is gone."""
+        """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises InputGone."""
         tokens = torch.where(batch.token_ids < 0, self._token, batch.token_ids)
         found = [(slice(at, at + count), self._found(digest).part(first, count)) for at, count, digest, first in batch.inputs]
         for places, (_, spelled) in found:
@@ -261,7 +260,7 @@ class Inputs:
         try:
             found: Encoded = whole(parts)
         except MediaError as error:
-            raise ModelError(f"{error}.") from error
+            raise InputGone(str(error), digest) from error
         self.computed += len(found.vectors)
         self._keep(digest, found)
         if self.shelf is not None:

@@ -4,7 +4,8 @@ It folds the same events as every other process, has each planned step computed,
 of a commit from its own sampling, so no token is broadcast. Owns its replica and the reports of its steps; decides nothing.
 A step's digest describes the state at its launch; its result exists once its tokens do. A commit may arrive before this
 rank has its own tokens, because another rank was quicker: the rank then waits for its tokens. A rank that lacks memory for a step
-says so, and computes, writes and hands over nothing until the engine core has ended the steps in flight.
+says so, and computes, writes and hands over nothing until the engine core has ended the steps in flight; so does one that lacks the
+file of an input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from vnext.log import snapshot
+from vnext.models.errors import InputGone
 from vnext.runtime.protocol.messages import (
     AdapterRead,
     BlocksPublished,
@@ -111,7 +113,7 @@ class Rank:
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
         self._own: dict[int, StepCommitted] = {}
-        self._short = ""  # why memory lacks for the steps in flight
+        self._short, self._gone = "", b""  # why memory lacks for the steps in flight, and the input that does
 
     @property
     def poll_timeout_s(self) -> float | None:
@@ -170,7 +172,7 @@ class Rank:
             if not (self._short and isinstance(event, BlocksHandedOver)):
                 each.fold(event, state)
         if isinstance(event, MemoryRanShort):
-            self._short = ""
+            self._short, self._gone = "", b""
             self._asked.clear()
             self._own.clear()
             self.steps.drop()
@@ -186,11 +188,12 @@ class Rank:
                 self._asked.append(report)
                 return
             except Exception as error:  # torch has several for one thing
-                if not (why := shortage_of(error, self._rank)):
+                gone = error.digest if isinstance(error, InputGone) else b""
+                if not (why := str(error) if gone else shortage_of(error, self._rank)):
                     raise
                 self.steps.give_up(error)
-                self._short = why
-        self._asked.append(replace(self._report(step, None), short=self._short))
+                self._short, self._gone = why, gone
+        self._asked.append(replace(self._report(step, None), short=self._short, gone=self._gone))
 
     def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""

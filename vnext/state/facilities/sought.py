@@ -68,6 +68,16 @@ def lacking_digests(state: State, id_: int) -> dict[int, bytes]:
     return {place: digest_at(known, place) for place in lacking_places(state, id_)}
 
 
+def who_lacks(state: State, digest: bytes) -> list[int]:
+    """The requests that are to compute the input of this digest, or a part of it."""
+    found: list[int] = [entry.id for entry in state.waiting if digest in lacking_digests(state, entry.id).values()]
+    for id_, computed in zip(state.rows.id.tolist(), state.rows.computed.tolist()):
+        known = unpack_tokens(state.requests[id_].prompt)
+        places = begun(known, computed, len(known) - computed, is_new=True) if computed < len(known) else []
+        found += [id_] if digest in (digest_at(known, place) for place in places) else []
+    return found
+
+
 def _of_living(state: State) -> Sought:
     """What is known of requests that live."""
     sought = state.sought or NOTHING
