@@ -337,10 +337,11 @@ def main() -> None:
             for name, run in runs.items():
                 texts, *spent_s = run()
                 found.setdefault(name, []).append((error_rate(sentences, texts), *(each / seconds for each in spent_s)))
-                print(("{}: word errors {:.2f} %, a second of sound takes {:.3f} s, of processors {:.3f} s").format(name, *found[name][-1]), file=sys.stderr)
+                said = "{}: word errors {:.2f} %, a second of sound takes {:.3f} s, of processors {:.3f} s"
+                print(said.format(name, *found[name][-1]), file=sys.stderr)
     if options.json:
         measured = {name: dict(zip(("word_errors_percent", "real_time_factor", "processor_factor"), zip(*each))) for name, each in found.items()}
-        write_record(options.json, record_of(" ".join(["python -m perf.whisper", *sys.argv[1:]]), before, measured))
+        write_record(options.json, record_of(" ".join(["python -m perf.whisper", *sys.argv[1:]]), before, {"programs": measured}))
 
 
 if __name__ == "__main__":
