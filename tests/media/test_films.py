@@ -32,12 +32,14 @@ def form(per_second: int, path: Path = Path("/nowhere")) -> PairForm:
     return found
 
 
-def written(kind: str = "mp4", codec: str = "libx264", count: int = 20, rate: int = 10, size: tuple[int, int] = (64, 48)) -> bytes:
+def written(kind: str = "mp4", codec: str = "libx264", count: int = 20, rate: int = 10, size: tuple[int, int] = (64, 48), turn: tuple[int, ...] = ()) -> bytes:
     av = pytest.importorskip("av", reason="PyAV is missing: pip install 'vnext[video]'")
     file = BytesIO()
     with av.open(file, "w", format=kind) as container:
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height = size
+        if turn:
+            stream.set_display_matrix([turn[0] << 16, turn[1] << 16, 0, turn[2] << 16, turn[3] << 16, 0, 0, 0, 1 << 30])
         stream.pix_fmt = {"mjpeg": "yuvj420p", "gif": "rgb8"}.get(codec, "yuv420p")
         for at in range(count):
             pixels = np.full((size[1], size[0], 3), 10 * at % 256, np.uint8)
@@ -130,6 +132,17 @@ def test_what_is_no_video_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     with pytest.raises(MediaError, match="^it is a video, and PyAV is missing here: pip install 'vnext\\[video\\]'$"):
         film_of(data, "it", every)
+
+
+@pytest.mark.parametrize(("turn", "quarters"), [((0, 1, -1, 0), 1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 3)])
+def test_films_are_turned_as_their_files_say(turn: tuple[int, ...], quarters: int) -> None:
+    """By quarters clockwise: a telephone that was held upright writes the first matrix."""
+    state = RNG.bit_generator.state
+    plain = film_of(written(), "it", every)
+    RNG.bit_generator.state = state
+    turned = film_of(written(turn=turn), "it", every)
+    assert (turned.clip.height, turned.clip.width) == ((48, 64) if quarters == 2 else (64, 48)), "what forms choose by"
+    assert np.array_equal(turned.frames, np.rot90(plain.frames, -quarters, axes=(1, 2)))
 
 
 def test_what_lasts_too_long_is_refused() -> None:

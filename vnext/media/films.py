@@ -7,8 +7,9 @@ the first one comes, and opens nothing beside these bytes: playlists and files t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def film_of(video: object, name: str, choose: Chooser) -> Film:
     return _taken(Clip(count, float(rate), height, width), name, choose, enumerate(frames))
 
 
-def _taken(clip: Clip, name: str, choose: Chooser, frames: Iterator[tuple[int, np.ndarray]] | enumerate[np.ndarray]) -> Film:
+def _taken(clip: Clip, name: str, choose: Chooser, frames: Iterable[tuple[int, np.ndarray]]) -> Film:
     """Where there are fewer frames than the file says, the last one stands for those that lack."""
     numbers, height, width, fit = choose(clip)
     if len(numbers) * height * width > PIXELS_MAX:
@@ -111,7 +112,11 @@ def _decoded(data: bytes, name: str, choose: Chooser) -> Film:
         with av.open(BytesIO(data), **opened) as container:
             clip = _clip(container, name, end)
         with av.open(BytesIO(data), **opened) as container:
-            return _taken(clip, name, choose, _frames(container, name, end))
+            frames = _frames(container, name, end)
+            first = [*islice(frames, 1)]
+            for _, frame in first:  # which is turned
+                clip = clip._replace(height=frame.shape[0], width=frame.shape[1])
+            return _taken(clip, name, choose, chain(first, frames))
     except MediaError:
         raise
     except Exception as error:  # decoders raise what they like
@@ -135,11 +140,12 @@ def _clip(container: Any, name: str, end: float) -> Clip:
 
 
 def _frames(container: Any, name: str, end: float) -> Iterator[tuple[int, np.ndarray]]:
+    """Frames with their numbers, by quarters turned as the file says: as a player shows them, and as an image's EXIF does."""
     stream = container.streams.video[0]
     stream.codec_context.options, stream.codec_context.thread_count = {"max_pixels": str(FRAME_PIXELS_MAX)}, 1
     for number, frame in enumerate(container.decode(stream)):
         _in_time(name, end)
-        yield number, frame.to_ndarray(format="rgb24")
+        yield number, np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
 
 
 def _in_time(name: str, end: float) -> None:
