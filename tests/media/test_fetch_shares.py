@@ -14,7 +14,7 @@ from vnext.media.pictures import MediaError, NoRoom
 from vnext.server.context import images
 from vnext.server.context.errors import Failure, MediaFull, failure_of
 from vnext.server.context.images import FETCHES_MAX, PromptImages
-from vnext.server.context.text_work import TextWork
+from vnext.server.context.text_work import THREADS, TextWork
 from vnext.server.settings import ServerSettings
 
 
@@ -83,3 +83,30 @@ def test_a_full_store_asks_for_patience(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.message == "it cannot be kept here: No space left on device: send it again later."
     answer = found.response()
     assert (answer.status, answer.headers["Retry-After"]) == (503, "60")
+
+
+def test_a_client_has_half_of_the_threads_that_read_media_even_when_it_has_left() -> None:
+    async def work() -> None:
+        texts, ends, begun = TextWork(10_000), threading.Event(), list[str]()
+
+        def hang() -> None:
+            begun.append("greedy")
+            ends.wait(60)
+
+        waiting = [asyncio.create_task(texts.run_media(100, "greedy", hang)) for _ in range(3 * THREADS)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(texts.run_media(100, "other", lambda: "read"), 30) == "read"
+        assert len(begun) == THREADS // 2
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        late = asyncio.create_task(texts.run_media(100, "greedy", hang))
+        assert await asyncio.wait_for(texts.run_media(100, "other", lambda: "read"), 30) == "read"
+        assert len(begun) == THREADS // 2 and texts.characters == 200, "those who have left are read for, and their bytes are held"
+        ends.set()
+        await late
+        while texts.characters:
+            await asyncio.sleep(0.01)
+        texts.close()
+
+    asyncio.run(work())

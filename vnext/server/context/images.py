@@ -5,14 +5,13 @@ Imported where the engine's model reads images: other servers need no numpy.
 
 from __future__ import annotations
 
-from asyncio import Semaphore, get_running_loop, wrap_future
+from asyncio import wrap_future
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from weakref import WeakValueDictionary
 
 from vnext.media.custom import Custom, custom_of
 from vnext.media.pictures import MediaError, NoRoom
@@ -20,7 +19,7 @@ from vnext.media.reader import IMAGES_MAX, ImageReader, Shown
 from vnext.media.sources import MediaRules
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import MediaFull
-from vnext.server.context.text_work import TextWork, in_loop
+from vnext.server.context.text_work import Shares, TextWork
 from vnext.server.settings import ServerSettings
 
 JsonFields = Mapping[str, object]
@@ -37,7 +36,7 @@ class PromptImages:
         rules = MediaRules(settings.allowed_local_media_path, settings.allowed_media_domains)
         addresses = settings.engine_address, *settings.other_engines
         self._reader, self._work = ImageReader(Path(settings.model_path), sizes, addresses, rules), work
-        self._fetching, self._shares = ThreadPoolExecutor(FETCHES_MAX, "media"), WeakValueDictionary[str, Semaphore]()
+        self._fetching, self._shares = ThreadPoolExecutor(FETCHES_MAX, "media"), Shares(FETCHES_MAX // 2)
         self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
 
     async def read(
@@ -62,13 +61,7 @@ class PromptImages:
         return await self._work.run_media(len(given), client, work)
 
     async def _fetched(self, address: str, name: str, client: str) -> bytes:
-        """A client's share is taken for as long as a thread fetches, also when nobody waits for it any more."""
-        if (share := self._shares.get(client)) is None:
-            share = self._shares[client] = Semaphore(FETCHES_MAX // 2)
-        await share.acquire()
-        future, loop = self._fetching.submit(self._reader.bytes_at, address, name), get_running_loop()
-        future.add_done_callback(lambda _: in_loop(loop, share.release))
-        return await wrap_future(future)
+        return await wrap_future(await self._shares.submit(self._fetching, client, partial(self._reader.bytes_at, address, name)))
 
     def close(self) -> None:
         """Fetch nothing more."""

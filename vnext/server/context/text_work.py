@@ -15,8 +15,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from vnext.server.context.admission import Quota
 
@@ -32,6 +33,22 @@ _NEW_OBJECTS_MAX = 5_000
 """Before the collector looks at them, for a millisecond."""
 
 
+class Shares:
+    """How many threads of a pool one client has at once, so that others need not wait for it. One event loop uses it."""
+
+    def __init__(self, each: int) -> None:
+        self._each, self._of = each, WeakValueDictionary[str, asyncio.Semaphore]()
+
+    async def submit(self, threads: ThreadPoolExecutor, client: str, work: Callable[[], Result]) -> Future[Result]:
+        """Begin the work when the client has a thread left, which it has until the work ends, also when nobody waits any more."""
+        if (share := self._of.get(client)) is None:
+            share = self._of[client] = asyncio.Semaphore(self._each)
+        await share.acquire()
+        future, loop = threads.submit(work), asyncio.get_running_loop()
+        future.add_done_callback(lambda _: in_loop(loop, share.release))
+        return future
+
+
 class TextWork:
     """Work on up to `characters_max` characters at once, half of them for one client."""
 
@@ -43,7 +60,7 @@ class TextWork:
         self._long = ThreadPoolExecutor(THREADS, "long texts", _stand_back)
         self._templates = ThreadPoolExecutor(1, "templates")  # more would only contend for the interpreter
         self._grammars = ThreadPoolExecutor(THREADS, "grammars", _stand_back)
-        self._media = ThreadPoolExecutor(THREADS, "images", _stand_back)
+        self._media, self._media_shares = ThreadPoolExecutor(THREADS, "images", _stand_back), Shares(THREADS // 2)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     @property
@@ -67,14 +84,24 @@ class TextWork:
         return await self._run(self._grammars, characters, client, work)
 
     async def run_media(self, characters: int, client: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which reads media of so many characters or bytes. Raises Overloaded and the errors of `work`."""
-        return await self._run(self._media, characters, client, work)
+        """Run `work`, which reads media of so many characters or bytes, for each client one at a time. Raises Overloaded and the
+        errors of `work`."""
+        self._quota.take(characters, client)
+        try:
+            future = await self._media_shares.submit(self._media, client, work)
+        except BaseException:  # its client has left
+            self._quota.give(characters, client)
+            raise
+        return await self._result(future, characters, client)
 
     async def _run(
         self, threads: ThreadPoolExecutor, characters: int, client: str, work: Callable[[], Result]
     ) -> Result:
         self._quota.take(characters, client)
-        loop, future = asyncio.get_running_loop(), threads.submit(work)
+        return await self._result(threads.submit(work), characters, client)
+
+    async def _result(self, future: Future[Result], characters: int, client: str) -> Result:
+        loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: in_loop(loop, lambda: self._quota.give(characters, client)))
         try:
             return await asyncio.wrap_future(future)  # a cancelled future does not begin
