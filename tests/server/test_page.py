@@ -112,6 +112,30 @@ def test_an_answer_is_set_as_its_marks_say(page):
     assert page.driver.execute_script("return [...document.querySelectorAll('ol')].map(each => each.start)") == [1, 3]
 
 
+DROP = """
+window.bodies = [];
+const real = window.fetch;
+window.fetch = (path, options) => { if (options?.body) bodies.push(options.body); return real(path, options); };
+const bytes = Uint8Array.from(atob(arguments[0]), (each) => each.charCodeAt(0)), carried = new DataTransfer();
+carried.items.add(new File([bytes], "red.png", { type: "image/png" }));
+carried.items.add(new File(["a"], "a.txt", { type: "text/plain" }));
+document.getElementById("composer").dispatchEvent(new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true }));
+"""
+RED = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+
+
+def test_an_image_that_is_dropped_goes_with_the_message(page):
+    page.driver.execute_script(DROP, RED)
+    page.reported("#images", "Leave it out")
+    assert len(page.driver.find_elements("css selector", "#images img")) == 1, "a text is no image"
+    page.say("What is it?")
+    page.reported("#error", "messages[0].content[0]")
+    [body] = map(json.loads, page.driver.execute_script("return window.bodies"))
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
+    assert body["messages"] == [{"role": "user", "content": [shown, {"type": "text", "text": "What is it?"}]}]
+    assert page.find("#messages article.user img").get_property("naturalWidth") == 1 and page.find("#images").text == ""
+
+
 def test_an_answer_can_be_stopped(page, server):
     server.engine.running.clear()
     page.fill("#max_tokens", "50")

@@ -6,17 +6,24 @@ import { element, markdown } from "./markdown.js";
 const byId = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const KEPT = "conversation";
-const chat = { messages: JSON.parse(sessionStorage.getItem(KEPT) || "[]"), stopping: null, fail: null };
+const chat = { messages: JSON.parse(sessionStorage.getItem(KEPT) || "[]"), images: [], stopping: null, fail: null };
 
 export function begin(fail) {
   chat.fail = fail;
   byId("composer").onsubmit = (event) => {
     event.preventDefault();
     const text = byId("text").value;
-    if (!text.trim() || chat.stopping) return;
+    if (!(text.trim() || chat.images.length) || chat.stopping) return;
     byId("text").value = "";
-    say({ role: "user", content: text });
+    say({ role: "user", content: text, ...(chat.images.length && { images: chat.images }) });
+    show([]);
   };
+  byId("composer").ondragover = (event) => event.preventDefault();
+  byId("composer").ondrop = (event) => {
+    event.preventDefault();
+    attach(event.dataTransfer.files);
+  };
+  byId("text").onpaste = (event) => attach(event.clipboardData.files);
   byId("text").onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -31,6 +38,21 @@ export function begin(fail) {
   };
   byId("settings").onsubmit = (event) => event.preventDefault();
   draw();
+}
+
+// Images that were dropped or pasted, for the next message.
+function attach(files) {
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) continue;
+    const reader = new FileReader();
+    reader.onload = () => show([...chat.images, reader.result]);
+    reader.readAsDataURL(file);
+  }
+}
+
+function show(images) {
+  chat.images = images;
+  byId("images").replaceChildren(...images.map((url) => button("Leave it out", () => show(chat.images.filter((each) => each !== url)), url)));
 }
 
 function change(messages) {
@@ -68,7 +90,9 @@ function boxed(id, label) {
 }
 
 // What the server gets of a message: not the page's own notes.
-function sent({ role, content, tool_calls, tool_call_id }) {
+function sent({ role, content: text, images, tool_calls, tool_call_id }) {
+  const parts = (images || []).map((url) => ({ type: "image_url", image_url: { url } }));
+  const content = parts.length ? [...parts, ...(text.trim() ? [{ type: "text", text }] : [])] : text;
   return { role, content, ...(tool_calls && { tool_calls }), ...(tool_call_id && { tool_call_id }) };
 }
 
@@ -159,7 +183,7 @@ function shown(message) {
   if (message.reasoning) made.append(folded(message.reasoning));
   if (message.tokens?.length && message.role === "assistant") made.append(probabilities(message.tokens));
   else if (message.role === "assistant") made.append(markdown(message.content));
-  else made.append(element("p", "plain", message.content));
+  else made.append(...(message.images || []).map(picture), element("p", "plain", message.content));
   for (const call of message.tool_calls || []) made.append(callOf(call));
   if (message.note) made.append(element("p", "note", message.note));
   if (message.role === "user") made.append(button("Edit", () => edit(made, message)));
@@ -199,8 +223,16 @@ function callOf(call) {
   return made;
 }
 
-function button(text, work) {
+function picture(url) {
+  const made = element("img");
+  made.src = url;
+  made.alt = "An image that you show";
+  return made;
+}
+
+function button(text, work, url) {
   const made = element("button", "quiet", text);
+  if (url) made.prepend(picture(url));
   made.type = "button";
   made.onclick = work;
   return made;
@@ -212,7 +244,7 @@ function edit(article, message) {
   box.setAttribute("aria-label", "Your message, changed");
   const send = () => {
     change(chat.messages.slice(0, chat.messages.indexOf(message)));
-    say({ role: "user", content: box.value });
+    say({ ...message, content: box.value });
   };
   article.replaceChildren(box, button("Send", send), button("Cancel", draw));
   box.focus();
