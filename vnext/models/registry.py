@@ -1,6 +1,7 @@
 """Registry: maps an architecture to the module of its family.
 
-A family is a module of `families/` with the fields of `Family`. It is imported when a checkpoint needs it.
+A family is a module of `families/` with the fields of `Family`, but those that it has from Llama. It is imported when a checkpoint
+needs it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from vnext.models.outside import PREFIX, REMEDY, from_file, from_package, is_dec
 class Family(NamedTuple):
     """What a module of `families/` defines under these names.
 
-    `WEIGHT_AXES`: which axes its weights have, see layers/sharding.py; or a function that gives them for a configuration
+    `WEIGHT_AXES`: which axes its weights have beside the usual ones, see layers/sharding.py; or a function that gives them for a
+    configuration
     `parse(raw, generation)`: config.json and generation_config.json -> ModelConfig; raises ModelError
     `assemble(source, config)`: a checkpoint's tensors -> its tree of parameters
     `forward(params, kv, batch, config, parallel)`: hidden states of the sampled tokens [S, hidden], and the cache
@@ -30,6 +32,11 @@ class Family(NamedTuple):
     assemble: Callable[..., Any]
     forward: Callable[..., Any]
     logits: Callable[..., Any]
+
+
+DECODER = "vnext.models.layers.decoder"
+USUAL = MappingProxyType({"WEIGHT_AXES": "vnext.models.layers.sharding", "forward": DECODER, "logits": DECODER})
+"""Where the fields are that a module of ours need not define."""
 
 
 class Row(NamedTuple):
@@ -228,7 +235,8 @@ def family(architecture: str) -> Family:
     """The family of an architecture. Raises ModelError for one that is unknown."""
     if architecture not in HEADS:
         require_family(architecture)
-    return Family(*(getattr(_module(architecture), name) for name in Family._fields))
+    module = _module(architecture)
+    return Family(*(getattr(module if hasattr(module, name) else import_module(USUAL[name]), name) for name in Family._fields))
 
 
 class Mtp(NamedTuple):

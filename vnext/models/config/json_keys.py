@@ -14,8 +14,6 @@ from vnext.models.errors import ModelError
 
 Json = dict[str, Any]
 """An object, whose members are looked at one by one."""
-Defaults = MappingProxyType[str, Any]
-"""What an object means that does not say it."""
 COUNT_MAX = 2**31 - 1
 COUNTS_MAX = MappingProxyType(
     {
@@ -53,6 +51,11 @@ class Watched(Json):
 
     def __ror__(self, other: Mapping[str, Any]) -> Watched:  # type: ignore[override]
         return Watched({**other, **self}, self.asked)
+
+
+def usual(*others: Mapping[str, object], **members: object) -> MappingProxyType[str, Any]:
+    """What an object means that does not say it: its own members go before those of others."""
+    return MappingProxyType({key: value for each in (*others, members) for key, value in each.items()})
 
 
 def read_json(path: Path) -> Json:

@@ -13,19 +13,13 @@ from msgspec.structs import replace
 from vnext.models.config.json_keys import Json, number
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
 from vnext.models.layers.assembly import Source, layer_norm, own_attention, plain_mlp, rms_norm, shifted_layer_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import PlainMlp
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout
 
 APERTUS, NEMOTRON, JAIS = "ApertusForCausalLM", "NemotronForCausalLM", "Jais2ForCausalLM"
 WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        **dict.fromkeys(("attention_layernorm", "feedforward_layernorm"), Layout((Axis.HIDDEN,))),
-        "act_fn": Layout((Axis.ONE,)),
-    }
+    {**dict.fromkeys(("attention_layernorm", "feedforward_layernorm"), Layout((Axis.HIDDEN,))), "act_fn": Layout((Axis.ONE,))}
 )
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,

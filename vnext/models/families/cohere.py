@@ -5,26 +5,15 @@ Three layers of four of Cohere 2 have a window, and the others no positions.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
 from vnext.models.families.olmo2 import windows
 from vnext.models.layers.assembly import Source, bare_layer_norm, llama_parts
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-DEFAULTS = MappingProxyType(
-    {
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "logit_scale": 0.0625,
-        "tie_word_embeddings": True,
-        "sliding_window": 4096,
-    }
-)
+DEFAULTS = usual(
+    max_position_embeddings=8192, layer_norm_eps=1e-5, logit_scale=0.0625, tie_word_embeddings=True, sliding_window=4096,
+)  # fmt: skip
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

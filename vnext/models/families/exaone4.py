@@ -5,33 +5,20 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.models.config.expert_keys import dense_kinds, sigmoid_experts
-from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.json_keys import Json, positive, usual
 from vnext.models.config.model_config import Experts, ModelConfig, common_config
 from vnext.models.families.olmo2 import NAMES, windows
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, shared_axes
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
+from vnext.models.layers.sharding import Axis, Layout, shared_axes
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType(
-    {**LLAMA_AXES, **EXPERT_AXES, **shared_axes("shared_experts"), "post_feedforward_layernorm": Layout((Axis.HIDDEN,))}
-)
+WEIGHT_AXES = MappingProxyType({**shared_axes("shared_experts"), "post_feedforward_layernorm": Layout((Axis.HIDDEN,))})
 SPARSE = "ExaoneMoeForCausalLM"
 EXPERTS = ExpertNames(bias="e_score_correction_bias", shared="shared_experts")
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-    }
-)
-EXPERT_DEFAULTS = MappingProxyType(
-    {
-        "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024, "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
-    }
+DEFAULTS = usual(num_key_value_heads=32, max_position_embeddings=2048, rms_norm_eps=1e-5, sliding_window=4096)
+EXPERT_DEFAULTS = usual(
+    num_experts=64, num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=1024, norm_topk_prob=True,
+    routed_scaling_factor=2.5, first_k_dense_replace=1,
 )  # fmt: skip
 
 

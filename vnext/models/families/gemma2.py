@@ -10,43 +10,28 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vnext.models.config.json_keys import Defaults, Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.layer_kinds import Encoder
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.layers import decoder, encoder
 from vnext.models.layers.assembly import Source, attention, gated_mlp, shifted_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
+from vnext.models.layers.sharding import Axis, Layout, Parallel
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
 WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        "pre_feedforward_layernorm": Layout((Axis.HIDDEN,)),
-        "post_feedforward_layernorm": Layout((Axis.HIDDEN,)),
-    }
+    {"pre_feedforward_layernorm": Layout((Axis.HIDDEN,)), "post_feedforward_layernorm": Layout((Axis.HIDDEN,))}
 )
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-DEFAULTS = MappingProxyType(
-    {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
-    }
-)
+DEFAULTS = usual(
+    num_attention_heads=8, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=8192, tie_word_embeddings=True, query_pre_attn_scalar=256, sliding_window=4096,
+    final_logit_softcapping=30.0, attn_logit_softcapping=50.0,
+)  # fmt: skip
 BOTH_SIDES = Names(
     after_attention_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
@@ -55,20 +40,12 @@ BOTH_SIDES = Names(
 BEFORE = Names(mlp_norm="pre_feedforward_layernorm")
 FIRST, VAULT, THIRD = "GemmaForCausalLM", "VaultGemmaForCausalLM", "Gemma3"
 """The last is how architectures of Gemma 3 begin."""
-FIRST_DEFAULTS = MappingProxyType(
-    {
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    }
-)
-THIRD_DEFAULTS: Defaults = MappingProxyType(
-    {
-        **DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "final_logit_softcapping": None,
-        "attn_logit_softcapping": None, "sliding_window_pattern": 6,
-    }
+FIRST_DEFAULTS = usual(
+    num_attention_heads=16, num_key_value_heads=16, head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True,
+)  # fmt: skip
+THIRD_DEFAULTS = usual(
+    DEFAULTS, vocab_size=262208, max_position_embeddings=131072, final_logit_softcapping=None, attn_logit_softcapping=None,
+    sliding_window_pattern=6,
 )  # fmt: skip
 ROOTS = ("model.", "model.language_model.", "language_model.model.")
 

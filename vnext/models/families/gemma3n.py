@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from math import gcd
 from statistics import NormalDist
-from types import MappingProxyType
 from typing import Any
 
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown, usual
 from vnext.models.config.layer_kinds import LayerInputs, StreamSizes
 from vnext.models.config.model_config import DecoderForm, ModelConfig, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
@@ -37,14 +36,11 @@ from vnext.models.layers.streams import forward
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-DEFAULTS = MappingProxyType(
-    {
-        "vocab_size": 262400, "intermediate_size": 16384, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
-        "max_position_embeddings": 32768, "sliding_window": 512, "tie_word_embeddings": True,
-        "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
-        "altup_num_inputs": 4, "altup_correct_scale": True, "num_kv_shared_layers": 15, "laurel_rank": 64, "eos_token_id": 1,
-        "bos_token_id": 2,
-    }
+DEFAULTS = usual(
+    vocab_size=262400, intermediate_size=16384, num_attention_heads=8, num_key_value_heads=2, head_dim=256,
+    max_position_embeddings=32768, sliding_window=512, tie_word_embeddings=True, final_logit_softcapping=30.0,
+    vocab_size_per_layer_input=262144, hidden_size_per_layer_input=256, altup_num_inputs=4, altup_correct_scale=True,
+    num_kv_shared_layers=15, laurel_rank=64, eos_token_id=1, bos_token_id=2,
 )  # fmt: skip
 SPARSE_LAYERS, SPARSITY = 10, 0.95
 

@@ -6,11 +6,10 @@ Values are normed, and keys stand in for them where config.json says so. Of mult
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Defaults, Json, flag, positive, refuse
+from vnext.models.config.json_keys import Json, flag, positive, refuse, usual
 from vnext.models.config.layer_kinds import Heads, LayerInputs
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, layer_windows, text_part, without_windows
 from vnext.models.config.rope_config import two_ropes
@@ -18,30 +17,22 @@ from vnext.models.errors import ModelError
 from vnext.models.families.gemma2 import BOTH_SIDES, WEIGHT_AXES as GEMMA2_AXES, gemma_config
 from vnext.models.layers import fused
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, linear, sparse_mlp, wide_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.layer_inputs import Added, Beside, InputTable, Narrow
 from vnext.models.layers.layers import Attention, GatedMlp, ReadingAttention
-from vnext.models.layers.sharding import EXPERT_AXES, AnyAxis, Axis, Layout, LayoutTable, Sized
+from vnext.models.layers.sharding import AnyAxis, Axis, Layout, LayoutTable, Sized
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-DEFAULTS: Defaults = MappingProxyType(
-    {
-        "vocab_size": 262144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
-        "max_position_embeddings": 131072, "tie_word_embeddings": True, "query_pre_attn_scalar": 1, "eos_token_id": 1,
-        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "bos_token_id": 2,
-    }
+DEFAULTS = usual(
+    vocab_size=262144, num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=512,
+    max_position_embeddings=131072, tie_word_embeddings=True, query_pre_attn_scalar=1, eos_token_id=1,
+    hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144, bos_token_id=2,
 )  # fmt: skip
-ROPES = MappingProxyType(
-    {
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    }
-)
-UNIFIED = MappingProxyType(
-    {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "sliding_window": 1024, "max_position_embeddings": 262144}
-)
+ROPES = usual(
+    full_attention={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    sliding_attention={"rope_type": "default", "rope_theta": 1e4},
+)  # fmt: skip
+UNIFIED = usual(hidden_size_per_layer_input=0, enable_moe_block=False, sliding_window=1024, max_position_embeddings=262144)
 """What Gemma 4 12B assumes, which has neither inputs by layer nor experts."""
 GLOBAL_HEAD_DIM = 512
 ROOTS = ("model.", "model.language_model.")
@@ -117,7 +108,7 @@ def experts(raw: Json) -> Experts:
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  # a field of Family
     """The layouts of all names, and of those of layers with other heads or wider MLPs by their whole names."""
     unlike = {root + name: layout for root in ROOTS for name, layout in unlike_axes(config)}
-    return {**GEMMA2_AXES, **EXPERT_AXES, **input_axes(config), **unlike} | {
+    return {**GEMMA2_AXES, **input_axes(config), **unlike} | {
         "router.proj": Layout((Axis.EXPERTS,), Axis.HIDDEN),
         "scale": Layout((Axis.HIDDEN,)),
         "per_expert_scale": Layout((Axis.EXPERTS,)),

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, positive, refuse
+from vnext.models.config.json_keys import Json, positive, refuse, usual
 from vnext.models.config.model_config import ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import Axis, Layout, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
@@ -32,14 +30,7 @@ WEIGHT_AXES = MappingProxyType(
         "mlp.c_proj": matrix(Axis.HIDDEN, Axis.MLP, flipped=True),
     }
 )
-DEFAULTS = MappingProxyType(
-    {
-        "n_positions": 1024,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-    }
-)
+DEFAULTS = usual(n_positions=1024, activation_function="gelu_new", layer_norm_epsilon=1e-5, tie_word_embeddings=True)
 NAMES = Names(layers="h", embedding="wte", positions="wpe", norm="ln_f", attention_norm="ln_1", mlp_norm="ln_2")
 
 

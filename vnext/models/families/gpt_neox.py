@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, flag, number, positive
+from vnext.models.config.json_keys import Json, flag, number, positive, usual
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import Axis, Layout, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
@@ -24,17 +22,10 @@ WEIGHT_AXES = MappingProxyType(
         "dense_4h_to_h": matrix(Axis.HIDDEN, Axis.MLP),
     }
 )
-DEFAULTS = MappingProxyType(
-    {
-        "hidden_act": "gelu",
-        "max_position_embeddings": 2048,
-        "layer_norm_eps": 1e-5,
-        "use_parallel_residual": True,
-        "attention_bias": True,
-        "rotary_pct": 0.25,
-        "rotary_emb_base": 10000.0,
-    }
-)
+DEFAULTS = usual(
+    hidden_act="gelu", max_position_embeddings=2048, layer_norm_eps=1e-5, use_parallel_residual=True, attention_bias=True,
+    rotary_pct=0.25, rotary_emb_base=10000.0,
+)  # fmt: skip
 NAMES = Names(root="gpt_neox.", embedding="embed_in", norm="final_layer_norm", head="embed_out.weight")
 
 

@@ -11,24 +11,19 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Json, number, positive, shown
+from vnext.models.config.json_keys import Json, number, positive, shown, usual
 from vnext.models.config.mamba_config import mamba_layers
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
-from vnext.models.layers import sharding
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated, gated_mlp, linear, sparse_mlp
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_mamba
-from vnext.models.layers.sharding import EXPERT_AXES, MAMBA_AXES, Axis, Layout, LayoutTable, Sized, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import MAMBA_AXES, Axis, Layout, LayoutTable, Sized, matrix
 
 OWN_AXES = MappingProxyType(
     {
-        **sharding.WEIGHT_AXES,
-        **EXPERT_AXES,
         **dict.fromkeys(("router", "router.layer"), matrix(Axis.EXPERTS, Axis.HIDDEN)),
         **MAMBA_AXES,
         "pre_ff_layernorm": Layout((Axis.HIDDEN,)),
@@ -51,9 +46,7 @@ ATTENDING = ("attention", "full_attention")
 HYBRID, BAMBA, DENSE = "GraniteMoeHybridForCausalLM", "BambaForCausalLM", "GraniteForCausalLM"
 CLOVA = "HyperCLOVAXForCausalLM"
 """It multiplies logits by what divides those of Granite, and has norms on both sides."""
-BAMBA_DEFAULTS = MappingProxyType(
-    {"num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
-)
+BAMBA_DEFAULTS = usual(num_key_value_heads=8, max_position_embeddings=262144, rms_norm_eps=1e-5, partial_rotary_factor=0.5)
 CLOVA_NAMES = Names(after_attention_norm="post_norm1", after_mlp_norm="post_norm2")
 BAMBA_NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 

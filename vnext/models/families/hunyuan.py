@@ -6,27 +6,23 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Defaults, Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, rms_norm
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Params, assemble_decoder
 from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, matrix, shared_axes
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
         **shared_axes("shared_mlp"),
         **dict.fromkeys(("query_layernorm", "key_layernorm"), Layout((Axis.HEAD_DIM,))),
         "wg": matrix(Axis.EXPERTS, Axis.HIDDEN),
     }
 )
-DEFAULTS: Defaults = MappingProxyType({"rms_norm_eps": 1e-5})
-EXPERT_DEFAULTS: Defaults = MappingProxyType({"num_experts": 1, "moe_topk": 1})
+DEFAULTS = usual(rms_norm_eps=1e-5)
+EXPERT_DEFAULTS = usual(num_experts=1, moe_topk=1)
 SPARSE = "HunYuanMoEV1ForCausalLM"
 NAMES = ExpertNames(router="gate.wg", shared="shared_mlp")
 

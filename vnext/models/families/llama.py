@@ -12,10 +12,7 @@ from vnext.models.config.json_keys import Json, flag, refuse
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import turned_layers
 from vnext.models.layers.assembly import Source, own_parts, rms_norm, wide_norm
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.decoder import Params, assemble_decoder
 
 HELIUM = "HeliumForCausalLM"
 """Its norms multiply in float32."""

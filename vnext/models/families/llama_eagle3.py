@@ -20,13 +20,10 @@ from vnext.models.layers.assembly import Source, attention, gated_mlp
 from vnext.models.layers.head_layer import HeadBatch, HeadLayer, run_head_layer
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.rope import inverse_frequencies
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, Parallel, matrix
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         "q_proj": matrix(Axis.HEADS, Axis.TWICE_HIDDEN),
         "k_proj": matrix(Axis.KV_HEADS, Axis.TWICE_HIDDEN),
         "v_proj": matrix(Axis.KV_HEADS, Axis.TWICE_HIDDEN),

@@ -18,18 +18,17 @@ from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.families import qwen2
-from vnext.models.families.qwen2 import assemble, forward, logits
+from vnext.models.families.qwen2 import assemble
 from vnext.models.layers.assembly import Source, attention, gated_mlp
 from vnext.models.layers.head_layer import HeadBatch, HeadLayer, run_head_layer
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.rope import inverse_frequencies
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import Axis, Layout, matrix
 
-__all__ = ["WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse"]
+__all__ = ["WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "combine_mtp", "forward_mtp", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         **dict.fromkeys(("token_layernorm", "hidden_layernorm", "final_layernorm"), Layout((Axis.HIDDEN,))),
         "input_proj": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
     }

@@ -5,44 +5,27 @@ Each layer has a sliding window, or those that layer_types names; of CWM three o
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from vnext.models.config.json_keys import Json, number, positive
+from vnext.models.config.json_keys import Json, number, positive, usual
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows, text_part
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.layers.assembly import Source, llama_parts
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-DEFAULTS = MappingProxyType({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
-MINISTRAL3 = MappingProxyType(
-    {
-        "sliding_window": None,
-        "max_position_embeddings": 262144,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
-            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-        },
-    }
+DEFAULTS = usual(sliding_window=4096, max_position_embeddings=131072, num_key_value_heads=8)
+MINISTRAL3 = usual(
+    sliding_window=None, max_position_embeddings=262144, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
+    rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
 )  # fmt: skip
 CWM_NAME = "CwmForCausalLM"
-CWM = MappingProxyType(
-    {
-        "sliding_window": 8192,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        },
-    }
+CWM = usual(
+    sliding_window=8192, max_position_embeddings=131072, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
+    rope_parameters={
+        "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
 )  # fmt: skip
 ROOTS = ("model.", "model.language_model.", "language_model.model.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")

@@ -9,36 +9,22 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.json_keys import Json, flag, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.layers.assembly import Source, any_mlp, attention, rms_norm, wide_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout
 
 WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
-        "q_norm": Layout((Axis.HEADS,)),
-        "k_norm": Layout((Axis.KV_HEADS,)),
-        "post_feedforward_layernorm": Layout((Axis.HIDDEN,)),
-    }
+    {"q_norm": Layout((Axis.HEADS,)), "k_norm": Layout((Axis.KV_HEADS,)), "post_feedforward_layernorm": Layout((Axis.HIDDEN,))}
 )
 OLMOE = "OlmoeForCausalLM"
 FLEX = "FlexOlmoForCausalLM"
-FLEX_DEFAULTS = MappingProxyType(
-    {
-        "max_position_embeddings": 4096, "rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5, "eos_token_id": 100257,
-    }
-)  # fmt: skip
-OLMOE_DEFAULTS = MappingProxyType(
-    {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
-)
-DEFAULTS = MappingProxyType({"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096})
+FLEX_DEFAULTS = usual(max_position_embeddings=4096, rope_theta=5e5, num_experts=7, num_experts_per_tok=5, eos_token_id=100257)
+OLMOE_DEFAULTS = usual(max_position_embeddings=4096, rms_norm_eps=1e-5, num_experts=64, num_experts_per_tok=8)
+DEFAULTS = usual(max_position_embeddings=2048, rms_norm_eps=1e-5, sliding_window=4096)
 NAMES = Names(
     attention_norm="",
     after_attention_norm="post_attention_layernorm",

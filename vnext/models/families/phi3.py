@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.json_keys import Json, positive, usual
 from vnext.models.config.model_config import ModelConfig, common_config, same_window
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, gated, linear
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Params, assemble_decoder
 from vnext.models.layers.layers import Attention, GatedMlp
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, matrix
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         "qkv_proj": matrix((Axis.HEADS, Axis.KV_HEADS, Axis.KV_HEADS), Axis.HIDDEN),
         "gate_up_proj": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),
     }
 )
-DEFAULTS = MappingProxyType(
-    {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-)
+DEFAULTS = usual(max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5)
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

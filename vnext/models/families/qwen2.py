@@ -5,25 +5,13 @@ Upper layers have windows if asked.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from vnext.models.config.expert_keys import first_layers
-from vnext.models.config.json_keys import Json, flag, positive
+from vnext.models.config.json_keys import Json, flag, positive, usual
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, llama_parts
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import WEIGHT_AXES
+from vnext.models.layers.decoder import Params, assemble_decoder
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    }
-)
+DEFAULTS = usual(num_key_value_heads=32, max_position_embeddings=32768, sliding_window=4096, max_window_layers=28)
 THIRD = "Qwen3"
 """Its architectures begin with this."""
 

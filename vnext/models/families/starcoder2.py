@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, flag, number, refuse
+from vnext.models.config.json_keys import Json, flag, number, refuse, usual
 from vnext.models.config.model_config import (
     PLAIN_ACTIVATIONS,
     DecoderForm,
@@ -14,29 +14,17 @@ from vnext.models.config.model_config import (
     same_window,
 )
 from vnext.models.layers.assembly import Source, gated_mlp, layer_norm, own_attention, plain_mlp
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import GatedMlp, PlainMlp
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.sharding import Axis, matrix
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType(
-    {**LLAMA_AXES, "c_fc": matrix(Axis.MLP, Axis.HIDDEN), "c_proj": matrix(Axis.HIDDEN, Axis.MLP)}
-)
+WEIGHT_AXES = MappingProxyType({"c_fc": matrix(Axis.MLP, Axis.HIDDEN), "c_proj": matrix(Axis.HIDDEN, Axis.MLP)})
 STARCODER = "Starcoder2ForCausalLM"
-STARCODER_DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 2,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
-        "norm_epsilon": 1e-5,
-        "use_bias": True,
-        "tie_word_embeddings": True,
-    }
-)
-STABLELM_DEFAULTS = MappingProxyType(
-    {"num_key_value_heads": 32, "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}
-)
+STARCODER_DEFAULTS = usual(
+    num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", max_position_embeddings=4096, norm_epsilon=1e-5, use_bias=True,
+    tie_word_embeddings=True,
+)  # fmt: skip
+STABLELM_DEFAULTS = usual(num_key_value_heads=32, max_position_embeddings=4096, layer_norm_eps=1e-5, partial_rotary_factor=0.25)
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

@@ -218,10 +218,9 @@ def alone() -> Parallel:
 
 
 def weight_axes(config: ModelConfig) -> LayoutTable:
-    """The layouts of a model's weights, by its family."""
+    """The layouts of a model's weights: the usual ones, before which those of its family go."""
     axes = family(config.architecture).WEIGHT_AXES
-    found: LayoutTable = axes(config) if callable(axes) else axes
-    return found
+    return {**WEIGHT_AXES, **EXPERT_AXES, **(axes(config) if callable(axes) else axes)}
 
 
 def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:

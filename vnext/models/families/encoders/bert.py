@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.layer_kinds import Encoder
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, ModelConfig, activation, common_config
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
@@ -15,16 +15,10 @@ from vnext.models.layers.sharding import Axis, Layout, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-DEFAULTS = MappingProxyType(
-    {
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "pad_token_id": 1,
-        "tie_word_embeddings": True,
-    }
-)
+DEFAULTS = usual(
+    max_position_embeddings=512, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12, pad_token_id=1,
+    tie_word_embeddings=True,
+)  # fmt: skip
 ROOTS = ("", "bert.", "roberta.")
 NORM = Layout((Axis.HIDDEN,))
 LAYER = MappingProxyType(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.layer_kinds import Encoder
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
@@ -28,17 +28,10 @@ WEIGHT_AXES = MappingProxyType(
         **dict.fromkeys(("norm", "attn_norm", "mlp_norm", "final_norm"), Layout((Axis.HIDDEN,))),
     }
 )
-DEFAULTS = MappingProxyType(
-    {
-        "max_position_embeddings": 8192,
-        "norm_eps": 1e-5,
-        "global_rope_theta": 160000.0,
-        "local_rope_theta": 10000.0,
-        "global_attn_every_n_layers": 3,
-        "local_attention": 128,
-        "tie_word_embeddings": True,
-    }
-)
+DEFAULTS = usual(
+    max_position_embeddings=8192, norm_eps=1e-5, global_rope_theta=160000.0, local_rope_theta=10000.0,
+    global_attn_every_n_layers=3, local_attention=128, tie_word_embeddings=True,
+)  # fmt: skip
 ROOT = "model."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, usual
 from vnext.models.config.layer_kinds import Encoder
 from vnext.models.config.model_config import ModelConfig, common_config
 from vnext.models.layers.assembly import Source, gated, layer_norm, linear
@@ -15,22 +15,13 @@ from vnext.models.layers.sharding import Axis, Layout, Sized, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-KEYS = MappingProxyType(
-    {
-        "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_layer": "num_hidden_layers",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "rotary_emb_base": "rope_theta",
-        "layer_norm_epsilon": "layer_norm_eps",
-        "activation_function": "hidden_act",
-    }
-)
+KEYS = usual(
+    n_embd="hidden_size", n_head="num_attention_heads", n_layer="num_hidden_layers", n_inner="intermediate_size",
+    n_positions="max_position_embeddings", rotary_emb_base="rope_theta", layer_norm_epsilon="layer_norm_eps",
+    activation_function="hidden_act",
+)  # fmt: skip
 """What the authors' own files call the members that transformers has."""
-DEFAULTS = MappingProxyType(
-    {"hidden_act": "silu", "max_position_embeddings": 2048, "layer_norm_eps": 1e-12, "type_vocab_size": 2, "rope_theta": 1000.0}
-)
+DEFAULTS = usual(hidden_act="silu", max_position_embeddings=2048, layer_norm_eps=1e-12, type_vocab_size=2, rope_theta=1000.0)
 OTHERS = (
     "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "use_rms_norm", "rotary_emb_interleaved", "num_experts", "causal",
 )  # fmt: skip

@@ -5,19 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.models.config.expert_keys import first_layers, sigmoid_experts
-from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.json_keys import Json, flag, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear, wide_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, matrix, shared_axes
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
         **shared_axes("shared_experts"),
         "self_attn.gate_proj": matrix(Axis.HEADS, Axis.HIDDEN),
         "expert_bias": Layout((Axis.EXPERTS,)),
@@ -28,12 +24,10 @@ NAMES = Names(
     after_attention_norm="post_attention_layernorm", mlp_norm="pre_mlp_layernorm", after_mlp_norm="post_mlp_layernorm"
 )  # fmt: skip
 EXPERTS = ExpertNames(router="router.gate", bias="expert_bias", shared="shared_experts")
-DEFAULTS = MappingProxyType(
-    {
-        "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "sliding_window": 1024, "num_dense_layers": 1,
-        "moe_intermediate_size": 1408, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "route_scale": 1.0,
-        "global_attn_every_n_layers": 4,
-    }
+DEFAULTS = usual(
+    head_dim=128, max_position_embeddings=16384, rms_norm_eps=1e-5, sliding_window=1024, num_dense_layers=1,
+    moe_intermediate_size=1408, num_experts=64, num_experts_per_tok=6, num_shared_experts=2, route_scale=1.0,
+    global_attn_every_n_layers=4,
 )  # fmt: skip
 
 

@@ -6,19 +6,15 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, usual
 from vnext.models.config.model_config import Experts, ModelConfig, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, linear, rms_norm
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, matrix, shared_axes
 
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
         **shared_axes("shared_experts"),
         "word_embeddings": matrix(Axis.VOCAB, Axis.HIDDEN),
         "query_key_value": matrix((Axis.HEADS, Axis.KV_HEADS, Axis.KV_HEADS), Axis.HIDDEN),
@@ -28,15 +24,11 @@ WEIGHT_AXES = MappingProxyType(
     }
 )
 SECOND = "BailingMoeV2ForCausalLM"
-USUAL = MappingProxyType(
-    {"num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "moe_intermediate_size": 1408, "norm_topk_prob": True}
-)
-SECOND_USUAL = MappingProxyType(
-    {
-        "num_shared_experts": 1, "max_position_embeddings": 32768, "rope_theta": 6e5, "partial_rotary_factor": 0.5, "head_dim": 128,
-        "num_key_value_heads": 4, "num_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
-        "moe_intermediate_size": 512, "first_k_dense_replace": 1,
-    }
+USUAL = usual(num_experts=64, num_experts_per_tok=6, num_shared_experts=2, moe_intermediate_size=1408, norm_topk_prob=True)
+SECOND_USUAL = usual(
+    num_shared_experts=1, max_position_embeddings=32768, rope_theta=6e5, partial_rotary_factor=0.5, head_dim=128,
+    num_key_value_heads=4, num_experts=256, num_experts_per_tok=8, n_group=8, topk_group=4, moe_intermediate_size=512,
+    first_k_dense_replace=1,
 )  # fmt: skip
 
 

@@ -6,29 +6,18 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
-from vnext.models.config.json_keys import Json, positive, refuse
+from vnext.models.config.json_keys import Json, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
+from vnext.models.layers.decoder import Params, assemble_decoder
+from vnext.models.layers.sharding import Axis, matrix, shared_axes
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
-        **shared_axes("shared_experts"),
-        "e_score_correction_bias": matrix(Axis.ONE, Axis.EXPERTS),
-    }
-)
+WEIGHT_AXES = MappingProxyType({**shared_axes("shared_experts"), "e_score_correction_bias": matrix(Axis.ONE, Axis.EXPERTS)})
 NAMES = ExpertNames(bias="moe_statics.e_score_correction_bias", shared="shared_experts")
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 4, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
-        "tie_word_embeddings": True, "moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64,
-        "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "bos_token_id": 1, "eos_token_id": 2,
-    }
+DEFAULTS = usual(
+    num_key_value_heads=4, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=5e5, tie_word_embeddings=True,
+    moe_intermediate_size=1536, moe_k=6, moe_num_experts=64, moe_num_shared_experts=2, moe_layer_start_index=1, bos_token_id=1,
+    eos_token_id=2,
 )  # fmt: skip
 
 

@@ -10,29 +10,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from vnext.models.config.expert_keys import dense_kinds, first_layers, sigmoid_experts
-from vnext.models.config.json_keys import Json, flag, positive
+from vnext.models.config.json_keys import Json, flag, positive, usual
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Params, assemble_decoder
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, shared_axes
 
 WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES, **EXPERT_AXES, **shared_axes("shared_experts"), **shared_axes("shared_mlp"),
-        "expert_bias": Layout((Axis.EXPERTS,)),
-    }
-)  # fmt: skip
+    {**shared_axes("shared_experts"), **shared_axes("shared_mlp"), "expert_bias": Layout((Axis.EXPERTS,))}
+)
 NAMES = ExpertNames(bias="gate.e_score_correction_bias", shared="shared_experts")
 HY_NAMES = ExpertNames(router="router.gate", bias="expert_bias", shared="shared_mlp")
 DOTS, SOLAR, HY = "Dots1ForCausalLM", "SolarOpenForCausalLM", "HYV3ForCausalLM"
-USUAL = MappingProxyType(
-    {
-        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "n_routed_experts": 128,
-        "num_experts_per_tok": 8, "norm_topk_prob": True,
-    }
+USUAL = usual(
+    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, n_routed_experts=128, num_experts_per_tok=8,
+    norm_topk_prob=True,
 )  # fmt: skip
 DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
@@ -50,11 +43,8 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
         },
     }
 )  # fmt: skip
-HY_KEYS = MappingProxyType(
-    {
-        "n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
-        "routed_scaling_factor": "router_scaling_factor",
-    }
+HY_KEYS = usual(
+    n_routed_experts="num_experts", n_shared_experts="num_shared_experts", routed_scaling_factor="router_scaling_factor",
 )  # fmt: skip
 """DeepSeek's names of what Hy3 names otherwise."""
 

@@ -5,35 +5,29 @@ The published checkpoints hold experts in MXFP4 (loading/joined_experts.py).
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from vnext.kernels.calls import BiasedExperts, Router
-from vnext.models.config.json_keys import Json, positive, refuse
+from vnext.models.config.json_keys import Json, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, own_attention, wide_norm
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Params, assemble_decoder
 from vnext.models.layers.layers import Attention, SparseMlp
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, LayoutTable, Sized, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, matrix
 
 MXFP4_GROUP = 32
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000.0,
-        "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True,
-        "rope_parameters": {
-            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-    }
+DEFAULTS = usual(
+    num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=150000.0,
+    num_local_experts=128, num_experts_per_tok=4, sliding_window=128, attention_bias=True,
+    rope_parameters={
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
 )  # fmt: skip
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
     """The layouts. A rank has the sinks of its heads."""
     sinks = Layout((Sized(config.head_count, is_split=True),))
-    return {**LLAMA_AXES, **EXPERT_AXES, "router": matrix(Axis.EXPERTS, Axis.HIDDEN), "sinks": sinks}
+    return {"router": matrix(Axis.EXPERTS, Axis.HIDDEN), "sinks": sinks}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

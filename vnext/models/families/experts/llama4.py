@@ -8,29 +8,23 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, text_part
 from vnext.models.config.rope_config import turned_layers
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, own_attention
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention, Mlp
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
+from vnext.models.layers.sharding import Axis, matrix, shared_axes
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType(
-    {**LLAMA_AXES, **EXPERT_AXES, **shared_axes("shared_expert"), "router": matrix(Axis.EXPERTS, Axis.HIDDEN)}
-)
+WEIGHT_AXES = MappingProxyType({**shared_axes("shared_expert"), "router": matrix(Axis.EXPERTS, Axis.HIDDEN)})
 NAMES = ExpertNames(router="router", shared="shared_expert")
 ROOTS = ("model.", "language_model.model.", "model.language_model.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-DEFAULTS = MappingProxyType(
-    {
-        "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
-        "num_local_experts": 16, "intermediate_size_mlp": 16384, "attention_chunk_size": 8192, "use_qk_norm": True,
-        "floor_scale": 8192, "attn_scale": 0.1, "bos_token_id": 1, "eos_token_id": 2,
-    }
+DEFAULTS = usual(
+    vocab_size=202048, hidden_size=5120, intermediate_size=8192, num_hidden_layers=48, num_attention_heads=40,
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=5e5,
+    num_local_experts=16, intermediate_size_mlp=16384, attention_chunk_size=8192, use_qk_norm=True, floor_scale=8192,
+    attn_scale=0.1, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from vnext.models.config.expert_keys import mixtral_experts
-from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.json_keys import Json, positive, usual
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, same_window
 from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, attention, sparse_mlp
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, LayoutTable
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.decoder import Params, assemble_decoder
+from vnext.models.layers.sharding import MIXTRAL_AXES, Axis, Layout, LayoutTable
 
 MINIMAX = "MiniMaxM2ForCausalLM"
-USUAL = MappingProxyType(
-    {
-        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
-        "num_local_experts": 8, "num_experts_per_tok": 2,
-    }
+USUAL = usual(
+    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1e6, num_local_experts=8,
+    num_experts_per_tok=2,
 )  # fmt: skip
-MINIMAX_USUAL = MappingProxyType(
-    {
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608, "rope_theta": 5e6,
-        "num_experts_per_tok": 8, "num_local_experts": 256, "bos_token_id": 200034, "eos_token_id": 200020,
-    }
+MINIMAX_USUAL = usual(
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, rope_theta=5e6, num_experts_per_tok=8,
+    num_local_experts=256, bos_token_id=200034, eos_token_id=200020,
 )  # fmt: skip
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
     norms = {"q_norm": Layout((Axis.HEADS,)), "k_norm": Layout((Axis.KV_HEADS,))}
-    return {**LLAMA_AXES, **MIXTRAL_AXES, **norms}
+    return {**MIXTRAL_AXES, **norms}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from msgspec.structs import replace
 
 from vnext.kernels.calls import Router
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, same_window
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, layer_norm, own_attention, sparse_mlp
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES
+from vnext.models.layers.decoder import Params, assemble_decoder
+from vnext.models.layers.sharding import MIXTRAL_AXES
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType({**LLAMA_AXES, **MIXTRAL_AXES})
+WEIGHT_AXES = MIXTRAL_AXES
 BIAS = "lm_head.bias"
-DEFAULTS = MappingProxyType(
-    {
-        "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 6400, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "bos_token_id": 1,
-        "eos_token_id": 2, "num_local_experts": 16, "router_jitter_noise": 0.01,
-    }
+DEFAULTS = usual(
+    vocab_size=32064, hidden_size=4096, intermediate_size=6400, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1e6, bos_token_id=1, eos_token_id=2,
+    num_local_experts=16, router_jitter_noise=0.01,
 )  # fmt: skip
 
 

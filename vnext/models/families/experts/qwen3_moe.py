@@ -6,53 +6,27 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import dense_kinds, dense_layers, first_layers
-from vnext.models.config.json_keys import Json, flag, positive
+from vnext.models.config.json_keys import Json, flag, positive, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, own_attention
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
+from vnext.models.layers.decoder import Params, assemble_decoder
+from vnext.models.layers.sharding import Axis, matrix, shared_axes
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-WEIGHT_AXES = MappingProxyType(
-    {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
-        **shared_axes("shared_expert"),
-        "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN),
-    }
-)
+WEIGHT_AXES = MappingProxyType({**shared_axes("shared_expert"), "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN)})
 NAMES = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 QWEN2, MELLUM = "Qwen2MoeForCausalLM", "MellumForCausalLM"
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-    }
-)
-MELLUM_DEFAULTS = MappingProxyType(
-    {
-        **DEFAULTS, "head_dim": 128, "max_position_embeddings": 131072, "sliding_window": 1024, "moe_intermediate_size": 896,
-        "num_local_experts": 64, "norm_topk_prob": True,
-    }
+DEFAULTS = usual(
+    num_key_value_heads=4, max_position_embeddings=32768, sliding_window=4096, moe_intermediate_size=768, num_experts_per_tok=8,
 )  # fmt: skip
-QWEN2_DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 16,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-        "qkv_bias": True,
-    }
-)
+MELLUM_DEFAULTS = usual(
+    DEFAULTS, head_dim=128, max_position_embeddings=131072, sliding_window=1024, moe_intermediate_size=896,
+    num_local_experts=64, norm_topk_prob=True,
+)  # fmt: skip
+QWEN2_DEFAULTS = usual(
+    num_key_value_heads=16, max_position_embeddings=32768, sliding_window=4096, max_window_layers=28,
+    moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts_per_tok=4, num_experts=60, qkv_bias=True,
+)  # fmt: skip
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:

@@ -13,12 +13,10 @@ from vnext.models.config.json_keys import Json, flag, number, numbers, positive,
 from vnext.models.config.mamba_config import mamba_layers
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.layers.assembly import Source, attention, gated_mlp
-from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder
 from vnext.models.layers.decoder_params import SideBySide
 from vnext.models.layers.recurrent import assemble_mamba
 from vnext.models.layers.sharding import MAMBA_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {**LLAMA_AXES, **MAMBA_AXES, "pre_ff_layernorm": Layout((Axis.HIDDEN,)), "final_layernorm": Layout((Axis.HIDDEN,))}

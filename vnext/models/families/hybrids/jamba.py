@@ -6,39 +6,24 @@ One layer of eight attends, without positions; every other one has experts.
 from __future__ import annotations
 
 from math import gcd
-from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.json_keys import Json, flag, positive, refuse, usual
 from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers import sharding
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, linear
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.layers import GatedMlp, Linear, SparseMlp
 from vnext.models.layers.recurrent import Selective, logs_of_heads
-from vnext.models.layers.sharding import EXPERT_AXES, Axis, Layout, LayoutTable, Sized, matrix
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, matrix
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-        "num_experts": 16,
-        "num_experts_per_tok": 2,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "attn_layer_period": 8,
-        "attn_layer_offset": 4,
-        "mamba_d_state": 16,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-    }
-)
+DEFAULTS = usual(
+    num_key_value_heads=8, max_position_embeddings=262144, num_experts=16, num_experts_per_tok=2, expert_layer_period=2,
+    expert_layer_offset=1, attn_layer_period=8, attn_layer_offset=4, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2,
+    mamba_conv_bias=True,
+)  # fmt: skip
 LANES = 16
 """Channels whose states lie together."""
 NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
@@ -49,8 +34,6 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of 
     assert own is not None
     values, rank, keys = Axis.STATE_VALUES, Sized(own.step_rank), Sized(own.key_dim)
     return {
-        **sharding.WEIGHT_AXES,
-        **EXPERT_AXES,
         "router": matrix(Axis.EXPERTS, Axis.HIDDEN),
         **dict.fromkeys(("pre_ff_layernorm", "final_layernorm"), Layout((Axis.HIDDEN,))),
         "in_proj": matrix((values, values), Axis.HIDDEN),

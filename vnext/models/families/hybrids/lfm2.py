@@ -9,23 +9,20 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown, usual
 from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, gated, linear, rms_norm, sparse_mlp
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_convolution
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, LayoutTable, Sized, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable, Sized, matrix
 
 CHANNELS = Axis.STATE_VALUES
 OWN_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         "embedding_norm": Layout((Axis.HIDDEN,)),
         "operator_norm": Layout((Axis.HIDDEN,)),
         "ffn_norm": Layout((Axis.HIDDEN,)),
@@ -39,7 +36,6 @@ OWN_AXES = MappingProxyType(
         "w1": matrix(Axis.MLP, Axis.HIDDEN),
         "w2": matrix(Axis.HIDDEN, Axis.MLP),
         "w3": matrix(Axis.MLP, Axis.HIDDEN),
-        **EXPERT_AXES,
         "experts.w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
         "experts.w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
         "experts.w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
@@ -59,18 +55,10 @@ DEFAULTS = MappingProxyType(
         "block_multiple_of": 256,
     }
 )
-EXPERT_DEFAULTS = MappingProxyType(
-    {
-        "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
-        "num_dense_layers": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "use_expert_bias": True,
-        "norm_topk_prob": True,
-        "block_auto_adjust_ff_dim": False,
-    }
-)
+EXPERT_DEFAULTS = usual(
+    intermediate_size=7168, moe_intermediate_size=1792, num_dense_layers=2, num_experts=32, num_experts_per_tok=4,
+    use_expert_bias=True, norm_topk_prob=True, block_auto_adjust_ff_dim=False,
+)  # fmt: skip
 EXPERTS, THIRD = "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"
 THIRD_DEFAULTS = MappingProxyType(
     {

@@ -5,32 +5,24 @@ No layer attends. The stream is of the activations' dtype, also where residual_i
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import numpy as np
 
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, usual
 from vnext.models.config.mamba_config import mamba_layers
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
 from vnext.models.families.hybrids.jamba import WEIGHT_AXES as JAMBA_AXES, assemble_selective, selective_layers
 from vnext.models.families.hybrids.nemotron_h import OWN_AXES
 from vnext.models.layers.assembly import Source
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.recurrent import assemble_mamba
 from vnext.models.layers.sharding import LayoutTable
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
-
 FIRST, FALCON, SECOND = "MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"
-DEFAULTS = MappingProxyType(
-    {
-        "conv_kernel": 4, "expand": 2, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 1048576, "mixer_rms_eps": 1e-6,
-        "state_size": 16, "tie_word_embeddings": True, "use_conv_bias": True,
-    }
+DEFAULTS = usual(
+    conv_kernel=4, expand=2, layer_norm_epsilon=1e-5, max_position_embeddings=1048576, mixer_rms_eps=1e-6, state_size=16,
+    tie_word_embeddings=True, use_conv_bias=True,
 )  # fmt: skip
-SECOND_DEFAULTS = MappingProxyType(
-    {"n_groups": 8, "num_heads": 128, "state_size": 128, "tie_word_embeddings": False}
-)
+SECOND_DEFAULTS = usual(n_groups=8, num_heads=128, state_size=128, tie_word_embeddings=False)
 ROOT, EMBEDDINGS = "backbone.", ("embeddings", "embedding")
 HEAD_DIM = 16
 """Of the heads that no layer has: what a token takes in a page."""

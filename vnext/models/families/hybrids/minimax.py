@@ -15,16 +15,13 @@ from vnext.models.config.mamba_config import linear_layers
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.families.experts.mixtral import USUAL
 from vnext.models.layers.assembly import MIXTRAL, MIXTRAL_PREFIX, Source, attention, linear, sparse_mlp
-from vnext.models.layers.decoder import Mixing, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Params, assemble_decoder
 from vnext.models.layers.recurrent import Lightning
-from vnext.models.layers.sharding import MIXTRAL_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import MIXTRAL_AXES, Axis, Layout, matrix
 
 VALUES = Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         **MIXTRAL_AXES,
         "qkv_proj": matrix(Axis.THREE_HEADS, Axis.HIDDEN),
         "output_gate": matrix(VALUES, Axis.HIDDEN),

@@ -11,23 +11,18 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from vnext.models.config.expert_keys import sigmoid_experts
-from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
+from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown, usual
 from vnext.models.config.mamba_config import mamba_layers
 from vnext.models.config.model_config import PLAIN_ACTIVATIONS, Experts, ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers import sharding
 from vnext.models.layers.assembly import ExpertNames, Source, linear, plain_mlp, sparse_mlp, wide_norm
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.layers import Attention, PlainMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_mamba
-from vnext.models.layers.sharding import EXPERT_AXES, MAMBA_AXES, Axis, Layout, Sized, matrix, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import MAMBA_AXES, Axis, Layout, Sized, matrix, shared_axes
 
 OWN_AXES = MappingProxyType(
     {
-        **sharding.WEIGHT_AXES,
-        **EXPERT_AXES,
         **shared_axes("shared_experts"),
         **{name.replace("mamba", "mixer"): layout for name, layout in MAMBA_AXES.items()},
         "embeddings": matrix(Axis.VOCAB, Axis.HIDDEN),
@@ -39,27 +34,12 @@ KINDS = MappingProxyType(
     {"M": MAMBA, "*": ATTENDING, "-": PLAIN, "E": SPARSE, "mamba": MAMBA, "attention": ATTENDING} | dict(zip(OWN, OWN))
 )
 """What a layer is, by the names that configurations have for it."""
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-        "intermediate_size": 21504,
-        "layer_norm_epsilon": 1e-5,
-        "mlp_hidden_act": "relu2",
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "ssm_state_size": 128,
-        "n_groups": 8,
-        "conv_kernel": 4,
-        "use_conv_bias": True,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-        "moe_intermediate_size": 7688,
-        "moe_shared_expert_intermediate_size": 7688,
-    }
-)
+DEFAULTS = usual(
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=4096, intermediate_size=21504, layer_norm_epsilon=1e-5,
+    mlp_hidden_act="relu2", mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+    use_conv_bias=True, n_routed_experts=8, num_experts_per_tok=2, norm_topk_prob=True, moe_intermediate_size=7688,
+    moe_shared_expert_intermediate_size=7688,
+)  # fmt: skip
 EXPERTS = ExpertNames(gate_up=("up_proj",), bias="gate.e_score_correction_bias")
 ROOTS = ("backbone.", "model.")
 

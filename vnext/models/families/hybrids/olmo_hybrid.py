@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, flag, positive
+from vnext.models.config.json_keys import Json, flag, positive, usual
 from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.layers.assembly import Source, attention, gated_mlp, linear, wide_norm
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.layers import Linear
 from vnext.models.layers.recurrent import DeltaNet
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, matrix
 
 BEFORE, BEHIND = "attention_layer_norm", "feedforward_layer_norm"
 """Norms of layers with a delta net; transformers writes the second for `post_attention_layernorm` of the other layers, too."""
 KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
         "q_norm": Layout((Axis.HEADS,)),
         "k_norm": Layout((Axis.KV_HEADS,)),
         **dict.fromkeys(("post_feedforward_layernorm", BEFORE, BEHIND), Layout((Axis.HIDDEN,))),
@@ -40,7 +37,7 @@ WEIGHT_AXES = MappingProxyType(
     }
 )
 NET_NAMES = Names(attention_norm=BEFORE, mlp_norm=BEHIND)
-DEFAULTS = MappingProxyType({"max_position_embeddings": 65536, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True})
+DEFAULTS = usual(max_position_embeddings=65536, linear_conv_kernel_dim=4, linear_allow_neg_eigval=True)
 EPS = 1e-5
 """Of the norms behind delta nets, whatever rms_norm_eps is."""
 

@@ -9,21 +9,17 @@ from types import MappingProxyType
 
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, dense_layers
-from vnext.models.config.json_keys import Json, flag, positive, refuse, required
+from vnext.models.config.json_keys import Json, flag, positive, refuse, required, usual
 from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, shifted_norm
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
 from vnext.models.layers.recurrent import assemble_delta_net
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
-
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+from vnext.models.layers.sharding import Axis, Layout, matrix, shared_axes
 
 KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
-        **EXPERT_AXES,
         **shared_axes("shared_expert"),
         "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN),
         "q_proj": matrix(Axis.GATED_HEADS, Axis.HIDDEN),
@@ -39,33 +35,17 @@ WEIGHT_AXES = MappingProxyType(
         "linear_attn.out_proj": matrix(Axis.HIDDEN, VALUES),
     }
 )
-DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-    }
-)
-EXPERT_DEFAULTS = MappingProxyType(
-    {
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts_per_tok": 8,
-        "num_experts": 256,
-    }
-)
+DEFAULTS = usual(
+    num_key_value_heads=4, head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, full_attention_interval=4,
+    linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+    linear_num_value_heads=32,
+)  # fmt: skip
+EXPERT_DEFAULTS = usual(
+    num_key_value_heads=2, moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts_per_tok=8,
+    num_experts=256,
+)  # fmt: skip
 NEXT = "Qwen3NextForCausalLM"
-NEXT_DEFAULTS = MappingProxyType(
-    {**EXPERT_DEFAULTS, "num_experts_per_tok": 10, "num_experts": 512, "intermediate_size": 5632}
-)
+NEXT_DEFAULTS = usual(EXPERT_DEFAULTS, num_experts_per_tok=10, num_experts=512, intermediate_size=5632)
 NAMES = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 ROOTS = ("model.", "model.language_model.")
 

@@ -12,7 +12,7 @@ from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.config.tower_config import parse_whole
 from vnext.models.families import gemma2
-from vnext.models.families.gemma2 import assemble, forward, logits
+from vnext.models.families.gemma2 import assemble, logits
 from vnext.models.families.towers import siglip
 from vnext.models.families.towers.llava_onevision import PROJECTORS, TOWERS, present
 from vnext.models.families.towers.siglip import tower_config
@@ -23,7 +23,7 @@ from vnext.models.layers.tower import Passing, TowerParams, squares
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
+__all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "logits", "parse", "project", "tower_config"]
 
 PRODUCT, NORM = "mm_input_projection_weight", "mm_soft_emb_norm"
 
