@@ -30,8 +30,8 @@ from vnext.commands.machine import machine
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
-from vnext.server.app import make_app, make_runner
 from vnext.server.context.text_work import settle
+from vnext.server.run import make_app, make_runner
 from vnext.server.settings import ServerSettings
 from vnext.state.events import pack_tokens
 from vnext.text.tokenizer import Tokenizer

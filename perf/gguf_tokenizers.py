@@ -22,9 +22,8 @@ from tokenizers import Tokenizer
 
 from perf.record import parser_of, record_of, write_record
 from vnext.commands.machine import machine
-from vnext.models.gguf.cuts import CUTS
 from vnext.models.gguf.header import read_header
-from vnext.models.gguf.tokenizer import CONTROL, USER_DEFINED, Vocabulary
+from vnext.models.gguf.tokenizer import CONTROL, CUTS, USER_DEFINED, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = ROOT / "perf" / "peers" / "tokenize_llamacpp.py"

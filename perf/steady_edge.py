@@ -17,8 +17,8 @@ from aiohttp import web
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import EngineReady, Message, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
-from vnext.server.app import make_app, make_runner
 from vnext.server.context.server_context import template_of
+from vnext.server.run import make_app, make_runner
 from vnext.server.settings import ServerSettings
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens

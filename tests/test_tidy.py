@@ -132,7 +132,7 @@ ARROWS = {
     },
     "options": {
         "kernels/attention_backends", "kernels/format", "routing/policies", "gateway/settings", "runtime/protocol",
-        "runtime/hosts/handover/addresses", "server/*", "sched/policies", "base",
+        "runtime/hosts/handover/source", "server/*", "sched/policies", "base",
     },
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "base"},
@@ -208,8 +208,7 @@ LATE_IMPORTS = {
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
-    "vnext/replay/execution/audit.py": (4, "torch"),
-    "vnext/replay/execution/scores.py": (1, "torch"),
+    "vnext/replay/execution/audit.py": (5, "torch"),
     "vnext/replay/tables/profile.py": (3, "torch"),
     # extras
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
@@ -219,9 +218,8 @@ LATE_IMPORTS = {
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
     "vnext/api/async_llm.py": (1, "vectors need numpy"),
-    "vnext/api/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/api/generated.py": (2, "the engine starts while texts and client are imported"),
-    "vnext/api/llm.py": (7, "the engine starts while texts and client are imported"),
+    "vnext/api/llm.py": (9, "the engine starts while texts and client are imported"),
     "vnext/api/task_maker.py": (8, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/engine/main.py": (1, "the ranks, whose imports take longest, are started first"),
@@ -266,12 +264,12 @@ LATE_IMPORTS = {
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),
-    "vnext/options/sources.py": (1, "YAML, where a file of options is given"),
+    "vnext/options/parser.py": (1, "YAML, where a file of options is given"),
 }
 # Files that may read the environment, with the reason.
 ENVIRONMENT_READERS = {
     "vnext/options/reader.py",  # the one reader of argv and environment
-    "vnext/runtime/processes/state_dir.py",  # where a user's data lie, as HOME
+    "vnext/runtime/processes/run_dir.py",  # where a user's data lie, as HOME
     "vnext/commands/cli.py",  # its entry point
     "vnext/replay/cli/main.py",  # its entry point: multiprocessing knows no other way to keep a child from the working directory
     "vnext/replay/cli/ui.py",  # a server's key, which `ps` would show among the arguments

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from vnext.kernels.cuda.arguments import Argument
-from vnext.kernels.cuda.interface import Backend, Defines, Kernel
+from vnext.kernels.cuda.interface import Argument, Backend, Defines, Kernel
 
 ALIGNMENT = 256
 """Of an allocation, in bytes, here and on a GPU."""

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from vnext.kernels.cuda.arguments import Argument, Arguments, three
 from vnext.kernels.cuda.compiled import Launcher, address_of
-from vnext.kernels.cuda.interface import Defines, sources
+from vnext.kernels.cuda.interface import Argument, Arguments, Defines, sources, three
 
 SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")

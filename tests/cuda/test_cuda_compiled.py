@@ -22,7 +22,7 @@ from table_cases import mixed_step
 from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations, rows
-from vnext.kernels.cuda.arguments import Arguments, three
+from vnext.kernels.cuda.interface import Arguments, three
 from vnext.kernels.cuda.plan import StepPlan
 from vnext.kernels.table import cuda_door
 

@@ -140,7 +140,7 @@ def test_the_table_has_them_where_they_can_be_compiled(monkeypatch: pytest.Monke
 
 
 def test_a_launch_takes_only_what_says_how_wide_it_is() -> None:
-    from vnext.kernels.cuda.arguments import Arguments
+    from vnext.kernels.cuda.interface import Arguments
 
     for given, name in ((3, "int"), (np.int16(3), "int16"), (np.bool_(True), "bool")):
         with pytest.raises(TypeError, match=f"not {name}"):

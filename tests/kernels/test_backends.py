@@ -27,7 +27,7 @@ ASKING = {
     "vnext/kernels/cuda/backends.py",  # what the table asks
     "vnext/kernels/cuda/compiled.py",  # how the CUDA kernels are launched
     "vnext/kernels/cuda/flashinfer.py",  # an attention backend
-    "vnext/runtime/rank/functions.py",  # notes their calls
+    "vnext/runtime/rank/weights.py",  # notes their calls
     "vnext/runtime/rank/loading.py",  # starts their threads
     "vnext/sampling/host.py",  # holds their columns to its own
     "vnext/commands/doctor.py",  # says what there is

@@ -23,7 +23,7 @@ from vnext.log.reading import read
 from vnext.replay.cli.main import main
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog, open_log
-from vnext.replay.ui.step import step_view
+from vnext.replay.ui.app import step_view
 from vnext.replay.ui.walk import Walk
 
 COMMANDS = (

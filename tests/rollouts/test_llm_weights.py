@@ -19,8 +19,8 @@ from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.pending_operations import BadTensors, NotDone
-from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.operations import SharedTensor
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "def main"]

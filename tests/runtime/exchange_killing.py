@@ -25,8 +25,7 @@ from ring_killing import Stepper, die_at, finished, fork
 
 from vnext.runtime.transport.collectives import shared_group
 from vnext.runtime.transport.collectives.errors import RankLost
-from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.transport.collectives.shared_group import SharedGroup
+from vnext.runtime.transport.collectives.shared_group import Exchange, ExchangeFile, SharedGroup
 
 COUNTS = (5, 600, 1500, 40)  # one-shot, two-shot, two pieces, one-shot
 TRACED = {"compiled": shared_group.__file__, "plain": "/vnext/runtime/"}

@@ -22,8 +22,7 @@ from rank_sums import same_bits, tree_sum, values
 from vnext.runtime.processes import futex
 from vnext.runtime.transport.collectives import shared_group
 from vnext.runtime.transport.collectives.errors import RankLost
-from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.transport.collectives.shared_group import SharedGroup
+from vnext.runtime.transport.collectives.shared_group import Exchange, ExchangeFile, SharedGroup
 
 CAPACITY_BYTES = 4096
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,8 +17,8 @@ from toy_tokenizers import byte_level
 
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.protocol.messages import SubmitRequest
-from vnext.server.app import make_app, make_runner
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, template_of
+from vnext.server.run import make_app, make_runner
 from vnext.server.settings import ServerSettings
 from vnext.state.events import unpack_tokens
 from vnext.text.tokenizer import Tokenizer

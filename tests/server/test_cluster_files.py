@@ -17,8 +17,8 @@ import yaml
 
 from vnext.commands.api_servers import GRACE_S
 from vnext.gateway.run import OPEN
+from vnext.options.parser import unknown_variables
 from vnext.options.reader import Command, RouterCommand, ServeCommand, parse
-from vnext.options.sources import unknown_variables
 from vnext.options.table import every_option
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings

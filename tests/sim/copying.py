@@ -25,11 +25,9 @@ from tests.sim.weight_changes import WeightChanges
 from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
-from vnext.sim.checks.client_laws import ClientBook
-from vnext.sim.checks.encoding_laws import EncodingBook
 from vnext.sim.checks.microbatch_laws import TurnBook
-from vnext.sim.checks.pin_laws import PinBook
 from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.run_laws import ClientBook, EncodingBook, PinBook
 from vnext.sim.core import Core, History
 from vnext.sim.rank import Rank
 from vnext.sim.rank_values import Contents

@@ -8,8 +8,8 @@ from core_drive import Engine
 
 from tests.sim.scenario_draw import scenario
 from tests.sim.simulator import simulate
-from vnext.sim.checks.client_laws import ClientBook
 from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.run_laws import ClientBook
 from vnext.state.errors import LawBroken
 
 replace = msgspec.structs.replace

@@ -17,9 +17,8 @@ from vnext.runtime.protocol.lora_request import AdapterChoice
 from vnext.runtime.protocol.messages import EngineReady, PromptResult, RequestOutput, SubmitRequest
 from vnext.runtime.protocol.reasons import SCORES, WRITTEN_PAIRS
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.text.pairs import pair_prompt
 from vnext.text.prompt_arrays import embedding
-from vnext.text.prompt_results import Scoring, embedding_request, shortened, usual_pooling
+from vnext.text.prompt_results import Scoring, embedding_request, pair_prompt, shortened, usual_pooling
 
 Texts = Sequence[ReadPrompt]
 Result = TypeVar("Result")

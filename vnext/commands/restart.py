@@ -23,7 +23,7 @@ from vnext.options.reader import RestartCommand, ServeCommand, command_line, par
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import StartRefused, find_model
 from vnext.runtime.processes.replicas import RunningEngines
-from vnext.runtime.processes.state_dir import state_dir
+from vnext.runtime.processes.run_dir import state_dir
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.console import write_line
 from vnext.text.files import CheckpointUnreadable, chat_templates

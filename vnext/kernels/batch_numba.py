@@ -17,7 +17,7 @@ import torch
 from numba import cuda
 
 from vnext.kernels import batch_contracts
-from vnext.kernels.cuda.arguments import Words
+from vnext.kernels.cuda.interface import Words
 
 THREADS_OF_A_TOKEN, THREADS_OF_A_CHUNK = 32, 128
 CHUNK_TOKENS = 64  # spans of this average length are worth more than a warp

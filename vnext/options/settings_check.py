@@ -22,7 +22,7 @@ from vnext.options.foreign import FOREIGN, ON, unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
 from vnext.routing.policies import RoutingPolicyError, require_policy
-from vnext.runtime.hosts.handover.addresses import PORTS, split_address
+from vnext.runtime.hosts.handover.source import PORTS, split_address
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.runtime.protocol.speculation import WITH_LAYERS, speculation_of
 from vnext.sched.policies import PolicyError, require_name

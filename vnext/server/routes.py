@@ -55,9 +55,10 @@ from vnext.server.views.operations import (
     hand_over,
     list_models,
     load_adapter,
+    start_profile,
+    stop_profile,
     unload_adapter,
 )
-from vnext.server.views.profile import start_profile, stop_profile
 from vnext.server.views.responses import (
     cancel_response,
     count_input_tokens,

@@ -12,11 +12,9 @@ from vnext.sched.engine import Engine, Ready, Source, unchecked
 from vnext.sched.schedule import schedule
 from vnext.sched.turn import Turn, steady_turn
 from vnext.sim.checks.accounting import Accounting
-from vnext.sim.checks.client_laws import ClientBook
-from vnext.sim.checks.encoding_laws import EncodingBook
 from vnext.sim.checks.microbatch_laws import TurnBook
-from vnext.sim.checks.pin_laws import PinBook, resets_forget, tiers_block_nobody
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
+from vnext.sim.checks.run_laws import ClientBook, EncodingBook, PinBook, resets_forget, tiers_block_nobody
 from vnext.sim.laws import decision_laws, event_laws, going
 from vnext.sim.order import policy_keys
 from vnext.sim.rank_values import shortages_lose_nothing

@@ -7,13 +7,17 @@ the same bits. What becomes an array is prompt_arrays.py's: most programs need n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.runtime.protocol.reasons import NORMALIZED
 from vnext.runtime.protocol.sampling_params import InvalidRequest, context_exceeded
 from vnext.state.events import pack_tokens
 from vnext.state.params import POOLINGS, Constraint, Sampling
+
+if TYPE_CHECKING:
+    from vnext.text.template import ChatTemplate
+    from vnext.text.tokenizer import Tokenizer
 
 EMBEDDING_TOKENS = 1
 """An embedding's request asks for one token, which is dropped: a request of the engine ends with a sample."""
@@ -98,3 +102,23 @@ class Scoring:
         last = (entry for output in outputs for entry in output.logprobs)
         entries = [*prompt_logprobs(parts, len(self._scored))[self._first :], *last]
         return [entry.logprob for entry in entries if entry is not None]
+
+
+NO_TEMPLATE = "This model's chat template writes the pairs that it scores, and its folder has none: add chat_template.jinja to it."
+
+
+def pair_prompt(
+    tokenizer: Tokenizer, template: ChatTemplate | None, pair: tuple[str, str], model_length: int, asked: int | None = None
+) -> list[int]:
+    """The tokens of a query and a document. `template` writes them, as messages of these roles; where it is None the tokenizer
+    joins them, and the pair is `shortened` to `asked` tokens, at the document's end. Raises InvalidRequest."""
+    if template is not None:
+        if asked is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens would cut off what the chat template writes behind the document: shorten the document.",
+                "truncate_prompt_tokens",
+            )
+        written = template.render([{"role": role, "content": text} for role, text in zip(("query", "document"), pair)], {})
+        return tokenizer.encode(written, add_special_tokens=False)
+    tokens = tokenizer.encode_pair(*pair)
+    return tokens if asked is None else shortened(tokens, asked, tokenizer.encode(""), model_length)

@@ -11,8 +11,7 @@ from gguf_writing import vocabulary_of
 from tokenizers import decoders, models, normalizers, trainers
 
 from vnext.models.errors import ModelError
-from vnext.models.gguf.cuts import CUTS
-from vnext.models.gguf.tokenizer import SPACE, Vocabulary, needed_merges, written
+from vnext.models.gguf.tokenizer import CUTS, SPACE, Vocabulary, needed_merges, written
 from vnext.runtime.processes.launch import DEMO_MODEL
 
 ALPHABET = "aber Wörter 012345 \n\t=!'s'll日本語🙂\u00a0\u0301{}();_.,ABCxyz  "

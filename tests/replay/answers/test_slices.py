@@ -12,11 +12,10 @@ import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
 from vnext.log.codec import Frame
-from vnext.replay.answers import redacting
+from vnext.replay.answers import slices
 from vnext.replay.answers.arrivals import from_jsonl, from_mooncake, to_jsonl, to_mooncake
 from vnext.replay.answers.convert import answers_of, arrivals_of, from_vcr, hashes
-from vnext.replay.answers.redacting import redact
-from vnext.replay.answers.slices import cut, decisions_of, merge
+from vnext.replay.answers.slices import cut, decisions_of, merge, redact
 from vnext.replay.answers.slow import slow
 from vnext.replay.cli.main import main
 from vnext.replay.reading.folding import Folded, first_state, fold
@@ -64,7 +63,7 @@ def test_redacting_changes_no_decision_and_leaves_no_text(tmp_path, seed, size):
 def test_a_redaction_that_changed_a_decision_would_be_seen(tmp_path, capsys, monkeypatch):
     """A shaper that cuts one prompt short: another log, another number."""
     log_dir = record(tmp_path / "log")
-    real = redacting.Redactor.redact
+    real = slices.Redactor.redact
 
     def wrong(self, before, event, matched=None):
         shaped = real(self, before, event, matched)
@@ -72,7 +71,7 @@ def test_a_redaction_that_changed_a_decision_would_be_seen(tmp_path, capsys, mon
             return msgspec.structs.replace(shaped, prompt=shaped.prompt[:-4])
         return shaped
 
-    monkeypatch.setattr(redacting.Redactor, "redact", wrong)
+    monkeypatch.setattr(slices.Redactor, "redact", wrong)
     code, found = answer(capsys, "redact", log_dir, "-o", tmp_path / "out")
     assert code == 1 and found["decisions"] != found["decisions_again"] and not found["same"]
 

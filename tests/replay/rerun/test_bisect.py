@@ -12,7 +12,7 @@ from model_logs import record
 
 from vnext.kernels.table import Operations, chosen_operations, substituted
 from vnext.replay.execution.recorded import Selection, Walk
-from vnext.replay.rerun.gaps import Pair, gap
+from vnext.replay.rerun.search import Pair, gap
 from vnext.state.state import StepInFlight
 
 

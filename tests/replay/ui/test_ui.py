@@ -34,10 +34,9 @@ from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.index import Index, Segment
 from vnext.replay.reading.show import show
 from vnext.replay.reading.source import UnusableLog, open_log
-from vnext.replay.ui import questions, walk as walking
-from vnext.replay.ui.app import Opened, lanes, make_app, page_files
+from vnext.replay.ui import opened as asked_logs, walk as walking
+from vnext.replay.ui.app import FREE, HELD, KEPT, SHARED, Opened, explained, lanes, make_app, page_files, step_view
 from vnext.replay.ui.overview import COLUMNS, Overview
-from vnext.replay.ui.step import FREE, HELD, KEPT, SHARED, explained, step_view
 from vnext.replay.ui.walk import Walk
 from vnext.server.http.static_files import HEADERS, TYPES, new_token
 from vnext.state.events import StepPlanned
@@ -266,7 +265,7 @@ async def matched(client: TestClient, path: str | URL, **options) -> tuple[int, 
 
 def test_a_part_without_an_index_is_waited_for_and_nothing_else_is(log_dir, tmp_path, monkeypatch):
     shutil.copytree(log_dir, tmp_path / "log", ignore=shutil.ignore_patterns("*.vnextcache"))
-    monkeypatch.setattr(questions, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(asked_logs, "PATIENCE_S", 0.0)
     making, going_on = Segment._build, Event()
 
     def slow(segment: Segment, *arguments) -> Directory:

@@ -27,9 +27,8 @@ from vnext.replay.answers.slow import slow
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
-from vnext.replay.ui.app import lanes
+from vnext.replay.ui.app import explained, lanes
 from vnext.replay.ui.overview import Overview
-from vnext.replay.ui.step import explained
 from vnext.replay.ui.walk import Walk
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")

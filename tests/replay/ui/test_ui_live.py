@@ -17,9 +17,9 @@ from vnext.replay.reading.mirror import Lost, Silent
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.tail import Tail
 from vnext.replay.ui import live, walk as walking
+from vnext.replay.ui.app import step_view
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.overview import COLUMNS, Overview
-from vnext.replay.ui.step import step_view
 from vnext.replay.ui.walk import Walk
 
 WAIT_S = 120

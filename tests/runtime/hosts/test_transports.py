@@ -17,11 +17,10 @@ import pytest
 from tests.core_drive import Engine
 from vnext.runtime.hosts import wire
 from vnext.runtime.hosts.handover import receiving, tcp
-from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.page_files import PageFiles, PageFolder
 from vnext.runtime.hosts.handover.publishing import Publisher, Shelf
 from vnext.runtime.hosts.handover.receiving import Receiver
-from vnext.runtime.hosts.handover.source import HandoverFailed
+from vnext.runtime.hosts.handover.source import HandoverFailed, split_address
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.handover.tickets import Ticket, decode_ticket, encode_ticket
 from vnext.runtime.protocol.messages import BlocksPublished, BlocksRead

@@ -22,7 +22,7 @@ from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.runtime.client.weight_update import file_of
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model, log_directory, named_models
-from vnext.runtime.processes.state_dir import state_dir
+from vnext.runtime.processes.run_dir import state_dir
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.state.events import EngineStarted
 

@@ -9,8 +9,7 @@ from machine_trees import machine_tree
 
 from vnext.runtime.processes import thread_plan
 from vnext.runtime.processes.cpu_limits import allowed_cpus, cpu_quota, list_of, numbers_of
-from vnext.runtime.processes.thread_plan import Place, chosen, places, threads_at_most
-from vnext.runtime.processes.topology import Topology, here, topology
+from vnext.runtime.processes.thread_plan import Place, Topology, chosen, here, places, threads_at_most, topology
 
 
 def cpus(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 from vnext import LLM, SamplingParams
 from vnext.kernels.cpu import native
 from vnext.runtime.processes.launch import StartRefused
-from vnext.runtime.processes.topology import here
+from vnext.runtime.processes.thread_plan import here
 
 BOUND = """
 import ctypes, os, platform, sys

@@ -20,7 +20,7 @@ from vnext.runtime.batch.step_outputs import spoilt_rows
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.lora_request import LoRARequest
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.runtime.rank.functions import FUNCTIONS
+from vnext.runtime.rank.weights import FUNCTIONS
 
 NAN = float("nan")
 SENTENCE = r"the model computes what is no number \(NaN\)"

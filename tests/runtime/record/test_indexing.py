@@ -21,8 +21,8 @@ from vnext.replay.reading import cachefile, keep_index
 from vnext.replay.reading.cachefile import cache_path
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
-from vnext.runtime.record import indexing
-from vnext.runtime.record.indexing import Indexer
+from vnext.runtime.record import compressor
+from vnext.runtime.record.compressor import Indexer
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.state.digest import digest
@@ -33,7 +33,7 @@ SLEEPER = "import time; time.sleep(600)"
 
 @pytest.fixture(autouse=True)
 def short_segments_too(monkeypatch) -> None:
-    monkeypatch.setattr(indexing, "BYTES_MIN", 3_000)
+    monkeypatch.setattr(compressor, "BYTES_MIN", 3_000)
 
 
 def recorded(log_dir: Path, bounds: Bounds, arrivals: int = 40) -> Recorder:
@@ -70,7 +70,7 @@ def test_an_engine_s_own_log_has_its_index(tmp_path):
             llm.generate([[5, 6, 7]], SamplingParams(max_tokens=60, ignore_eos=True))
         (log_dir,) = tmp_path.iterdir()
         (segment,) = log_dir.glob("*.vnextlog")
-        assert segment.stat().st_size > 2 * indexing.BYTES_MIN
+        assert segment.stat().st_size > 2 * compressor.BYTES_MIN
         gives_up = time.monotonic() + INDEX_TIMEOUT_S
         while not cache_path(segment).exists() and time.monotonic() < gives_up:
             time.sleep(0.05)  # the lowest priority: it runs when nobody else does
@@ -96,7 +96,7 @@ def test_the_newest_segment_is_indexed_as_it_grows(tmp_path):
     path = next((tmp_path / "log").glob("*.vnextlog"))
     reported = cachefile.read(cache_path(path))
     size = path.stat().st_size
-    assert reported is not None and reported.size >= size - max(3_000, size // indexing.GROWTH_SHARE) - 3_000
+    assert reported is not None and reported.size >= size - max(3_000, size // compressor.GROWTH_SHARE) - 3_000
     assert sources(tmp_path / "log")[0] in ("extended", "cache")
     recorder.close()
 
@@ -197,7 +197,7 @@ def test_no_process_can_be_started_and_the_log_goes_on(tmp_path, monkeypatch):
     def fail(*given: object, **named: object) -> None:
         raise BlockingIOError("no process more")
 
-    monkeypatch.setattr(indexing.subprocess, "Popen", fail)
+    monkeypatch.setattr(compressor.subprocess, "Popen", fail)
     recorder = recorded(tmp_path / "log", Bounds(segment_bytes=9_000, timestamped=True, indexed=True))
     recorder.close()
     assert recorder.frames_lost == 0 and set(sources(tmp_path / "log")) == {"built"}

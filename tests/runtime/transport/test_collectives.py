@@ -24,7 +24,7 @@ RANKS = """
 import json, os, signal, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from vnext.runtime.transport.collectives import cpu_collectives, exchange_memory, group
+from vnext.runtime.transport.collectives import cpu_collectives, group, shared_group
 from vnext.runtime.transport.collectives.choose_collectives import TorchGroup
 
 DTYPES, WORLD_SIZE = (torch.float32, torch.bfloat16, torch.float16), 3
@@ -32,7 +32,7 @@ DTYPES, WORLD_SIZE = (torch.float32, torch.bfloat16, torch.float16), 3
 def break_one(trouble, rank):
     if trouble == "no room" and rank == 0:
         def reserve(handle, size_bytes): raise OSError(28, "No space left on device")
-        exchange_memory.shared_file.reserve = reserve
+        shared_group.shared_file.reserve = reserve
     if trouble == "one cannot" and rank == 1:
         class Exchange:
             def __init__(self, name, rank): raise ValueError("not on this machine")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from forking_program import NEEDS_LOCKS, Failed, Program, running
 
-from vnext.runtime.transport.collectives import exchange_memory
+from vnext.runtime.transport.collectives import shared_group
 
 OPERATIONS, KILLS = 4, 6
 Killing = Callable[..., list[dict[str, Any]]]
@@ -30,7 +30,7 @@ def killing(program: Program) -> Killing:
     """One account for each kill, of a mode and its arguments; the last victim of a series came to its end."""
 
     def ran(mode: str, form: str, *arguments: object) -> list[dict[str, Any]]:
-        if form != "plain" and exchange_memory.implementation() != "compiled":
+        if form != "plain" and shared_group.implementation() != "compiled":
             pytest.skip("the compiled exchange is not built here: no C compiler was found")
         return program(mode, form, *arguments)
 

@@ -14,10 +14,9 @@ from forking_program import NEEDS_LOCKS, Program, running
 
 from vnext.kernels.arrays import dtype_name
 from vnext.runtime.processes import futex
-from vnext.runtime.transport.collectives import exchange_memory
-from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.transport.collectives import shared_group
 from vnext.runtime.transport.collectives.exchange_plain import ADDED
-from vnext.runtime.transport.collectives.shared_group import SharedGroup
+from vnext.runtime.transport.collectives.shared_group import Exchange, ExchangeFile, SharedGroup
 
 Ranks = Callable[..., list[Any]]
 FORMS = ["compiled", "plain", "mixed"]
@@ -33,7 +32,7 @@ def ranks(program: Program) -> Ranks:
     """What each rank told, of a mode and its arguments."""
 
     def ran(mode: str, *arguments: object) -> list[Any]:
-        if "plain" not in arguments and exchange_memory.implementation() != "compiled":
+        if "plain" not in arguments and shared_group.implementation() != "compiled":
             pytest.skip("the compiled exchange is not built here: no C compiler was found")
         return program(mode, *arguments)
 
@@ -102,7 +101,7 @@ def test_ranks_out_of_step_are_named(ranks: Ranks, form: str) -> None:
 @pytest.fixture(params=["compiled", "plain"])
 def alone(request: pytest.FixtureRequest) -> Any:
     """A group of one rank, as each form serves it."""
-    if request.param == "compiled" and exchange_memory.implementation() != "compiled":
+    if request.param == "compiled" and shared_group.implementation() != "compiled":
         pytest.skip("the compiled exchange is not built here: no C compiler was found")
     file = ExchangeFile(1, 2**20, 2**20)
     group = SharedGroup(Exchange(file.name, 0, None if request.param == "compiled" else futex.choose_wait_method()), 0)
@@ -126,7 +125,7 @@ def test_every_half_is_widened_and_narrowed_as_torch_does(alone: SharedGroup) ->
 @pytest.mark.parametrize("form", ["compiled", "plain"])
 def test_sums_round_at_the_edges_as_torch_does(form: str, dtype: torch.dtype) -> None:
     """Ties, the largest finite numbers, subnormal ones, zeros of both signs, infinities: every pair of them is added."""
-    if form == "compiled" and exchange_memory.implementation() != "compiled":
+    if form == "compiled" and shared_group.implementation() != "compiled":
         pytest.skip("the compiled exchange is not built here: no C compiler was found")
     limits = torch.finfo(dtype)
     one_up = 1 + limits.eps

@@ -14,8 +14,7 @@ from toy_tokenizers import byte_level
 from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured import grammar as module
 from vnext.text.structured.asked import asked_of
-from vnext.text.structured.depth import depth_of
-from vnext.text.structured.grammar import LIMITS, grammar_of, vocabulary
+from vnext.text.structured.grammar import LIMITS, depth_of, grammar_of, vocabulary
 
 TOKENIZER = byte_level()
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

@@ -23,10 +23,9 @@ from vnext.runtime.transport.collectives.choose_collectives import MakeMemory, c
 from vnext.runtime.transport.collectives.cpu_collectives import choose_group
 from vnext.runtime.transport.collectives.device_group import DeviceGroup, default_limits
 from vnext.runtime.transport.collectives.device_memory import IpcMemory
-from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
 from vnext.runtime.transport.collectives.gloo_group import GlooGroup
 from vnext.runtime.transport.collectives.meeting import Meeting, tell_all
-from vnext.runtime.transport.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
+from vnext.runtime.transport.collectives.shared_group import CAPACITY_BYTES_DEFAULT, Exchange, ExchangeFile, SharedGroup
 
 NO_BOUND = 2**60
 BYTES_A_ROUND = 2**21

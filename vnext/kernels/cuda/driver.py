@@ -14,9 +14,8 @@ import torch
 from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
-from vnext.kernels.cuda.arguments import Argument, Arguments, Words, three
 from vnext.kernels.cuda.compiling import cached_cubin
-from vnext.kernels.cuda.interface import Defines
+from vnext.kernels.cuda.interface import Argument, Arguments, Defines, Words, three
 
 SHARED_BYTES_FREE = 48 * 1024
 """More than this is given only after asking."""

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
-from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
+from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, settings_of, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
 from vnext.models.config.layer_kinds import Encoder, Heads, Latent, LayerInputs, StreamSizes
 from vnext.models.config.pooling import Pooling, pooling_in
-from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.config.tower_config import SoundTower, Tower
 from vnext.models.errors import ModelError

@@ -19,10 +19,18 @@ import ml_dtypes
 import numpy as np
 
 from vnext.kernels.format import GGUF_BLOCKS, Cut, Format, Settings, stored_formats
-from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_config, read_header, weight_files
+from vnext.models.config.folder import (
+    CONFIG_NAME,
+    DUMMY_NAME,
+    assigned_files,
+    is_dummy,
+    read_config,
+    read_header,
+    settings_in,
+    weight_files,
+)
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.config.pooling import tail_files
-from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
 from vnext.models.layers.sharding import Layout, layout_of, weight_axes, whole_shape

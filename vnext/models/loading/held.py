@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vnext.kernels.format import GGUF_BLOCKS
-from vnext.models.config.folder import read_config
+from vnext.models.config.folder import read_config, settings_in
 from vnext.models.config.model_config import load_config
-from vnext.models.config.quantised import settings_in
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.recording import Recording

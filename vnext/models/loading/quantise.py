@@ -18,9 +18,8 @@ import numpy as np
 
 from vnext.kernels.formats.bits import to_words, unsigned
 from vnext.kernels.formats.rounding import Rounded, to_float8, to_integers
-from vnext.models.config.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, read_config
+from vnext.models.config.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, read_config, settings_in
 from vnext.models.config.model_config import load_config
-from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.recording import layer_products

@@ -11,8 +11,7 @@ from vnext.replay.answers.rollouts import Rollouts, write_rollouts
 from vnext.replay.cli.exec import add_model, chosen_of, progress_of
 from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, print_answer
 from vnext.replay.console.render import counted, facts, records
-from vnext.replay.execution.audit import Audited, audit, share_of
-from vnext.replay.execution.scores import scores_of
+from vnext.replay.execution.audit import Audited, audit, scores_of, share_of
 
 FIELDS = ("field", "request", "position", "step", "recorded", "found")
 

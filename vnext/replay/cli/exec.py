@@ -20,8 +20,7 @@ from vnext.replay.execution.execution import ModelChoice, execute
 from vnext.replay.execution.recorded import add_range, add_steps, selection_of
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
-from vnext.replay.tables.live_profile import print_served, served
-from vnext.replay.tables.profile import print_profiled, profile
+from vnext.replay.tables.profile import print_profiled, print_served, profile, served
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("auto", "int8")

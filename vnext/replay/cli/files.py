@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vnext.replay.answers.convert import Converted, convert
-from vnext.replay.answers.redacting import redact
-from vnext.replay.answers.slices import Written, cut, merge
+from vnext.replay.answers.slices import Written, cut, merge, redact
 from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, index_of, print_answer
 from vnext.replay.console.render import counted, facts
 from vnext.replay.reading.source import open_log

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from vnext.replay.execution.execution import ModelChoice, Progress, machine_of, numerics_of, sentences, token_differences
+from vnext.replay.execution.execution import (
+    ModelChoice,
+    Progress,
+    is_ready,
+    machine_of,
+    numerics_of,
+    sentences,
+    token_differences,
+)
 from vnext.replay.execution.recorded import Selection, Walk
+from vnext.replay.reading.drawn import Answered
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.verify import Verdict, verify
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
     from vnext.replay.rerun.machine import Machine
     from vnext.replay.rerun.versions import Versions
     from vnext.state.state import Weights
+
+
 
 FINDINGS_SHOWN = 16
 SEED_BITS = 32
@@ -336,3 +347,31 @@ def _numerics(unknown: list[TokenDifference], walk: Walk, machine: Machine, chos
 def _comes_out(reported: Reported, alone: Alone) -> bool:
     tokens = np.array(reported.tokens, dtype=np.int32)
     return next(_wrong(reported, tokens, reported.request.sampling, alone), None) is None
+
+
+Scored = tuple[list[list[float] | None], list[str]]
+
+
+def scores_of(log: Path, chosen: ModelChoice) -> Callable[[Sequence[Answered]], Scored]:
+    """A function from answers to the log-probabilities of each, None where weights that drew it are not here, and a sentence for
+    each of these. Loads the model, and each version of its weights once. Raises UnusableLog."""
+    walk = Walk(log, Selection())
+    with sentences():
+        machine = machine_of(walk, chosen)
+    from vnext.replay.rerun.alone import Alone
+
+    alone = Alone(machine, walk.first.config)
+
+    def score(answers: Sequence[Answered]) -> Scored:
+        spans = [(place, span) for place, each in enumerate(answers) for span in each.spans(each.request.prompt_length)]
+        found: list[list[float] | None] = [[] for _ in answers]
+        with sentences():
+            for place, span in sorted(spans, key=lambda each: each[1].weights.version if each[1].weights else 0):
+                if (scores := found[place]) is None or not is_ready(machine, span.weights):
+                    found[place] = None
+                    continue
+                tokens = np.array(answers[place].tokens[: span.end], dtype=np.int32)
+                scores += alone.logprobs(answers[place].request, tokens, span.begin)
+        return found, list(machine.versions.lacking.values())
+
+    return score

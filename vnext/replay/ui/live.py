@@ -24,9 +24,8 @@ from vnext.replay.reading.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
 from vnext.replay.reading.show import Json
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.tail import Damaged, Tail
-from vnext.replay.ui.opened import about_log
+from vnext.replay.ui.opened import Questions, about_log
 from vnext.replay.ui.overview import GROWTH, Overview
-from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
 from vnext.state.errors import LawBroken
 from vnext.state.state import State

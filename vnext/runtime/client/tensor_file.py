@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from vnext.runtime.client.pending_operations import BadTensors
-from vnext.runtime.client.shared_tensor import SharedTensor
+from vnext.runtime.protocol.operations import SharedTensor
 
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
 """The format's names of dtypes; ranks say which of them they can read."""

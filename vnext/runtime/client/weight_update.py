@@ -13,8 +13,7 @@ from typing import Any
 
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.pending_operations import BadTensors, NotDone
-from vnext.runtime.client.shared_tensor import SharedTensor
-from vnext.runtime.protocol.operations import AnyOperation, CheckPiece, Mode, UpdateWeights
+from vnext.runtime.protocol.operations import AnyOperation, CheckPiece, Mode, SharedTensor, UpdateWeights
 
 Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]] | Sequence[SharedTensor] | str | Path
 NOT_STARTED = "no update of the weights has been started: start_weight_update comes before finish_weight_update"

@@ -24,13 +24,13 @@ from vnext.runtime.hosts.frames import (
     EndRanks,
     FromRank,
     HostHere,
+    LocalRanks,
     RanksEnded,
     RingMessage,
     StartRanks,
     decoder,
     encode,
 )
-from vnext.runtime.hosts.local import LocalRanks
 from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key, shown
 from vnext.runtime.processes.rank_processes import start_ranks
 from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed

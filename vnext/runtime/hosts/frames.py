@@ -6,8 +6,13 @@ present.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable, Collection
+from typing import Protocol
 
+import msgspec
+import zmq
+
+from vnext.runtime.protocol.messages import RankMessage, RankReady
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings
 
 
@@ -67,3 +72,44 @@ encode = msgspec.msgpack.Encoder().encode
 decoder = msgspec.msgpack.Decoder(AnyFrame)
 BEAT_S, SILENCE_S = 1.0, 10.0
 """Between two beats; and after how long without any message a host is lost."""
+
+
+# ---- ranks of one host -------------------------------------------------------------------------------------------
+
+
+class LocalRanks(Protocol):
+    """See core/executor.py, Executor."""
+
+    while_full: Callable[[], None]
+
+    def begin(self) -> None: ...
+
+    def started(self) -> tuple[RankReady, ...] | None: ...
+
+    def send(self, message: bytes) -> None: ...
+
+    def receive(self) -> list[RankMessage]: ...
+
+    def watch(self, poller: zmq.Poller) -> None: ...
+
+    def check(self, ready: Collection[object] | None = None) -> None: ...
+
+    def why_silent(self, step: int) -> str: ...
+
+    def stacks(self, step: int) -> dict[int, str]: ...
+
+    def kill(self) -> None: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    @property
+    def has_results(self) -> bool: ...
+
+    @property
+    def stall_count(self) -> int: ...
+
+    @property
+    def stall_seconds(self) -> float: ...
+
+    def stop(self, grace_s: float = ...) -> None: ...

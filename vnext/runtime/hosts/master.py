@@ -42,7 +42,7 @@ from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, 
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 
 if TYPE_CHECKING:
-    from vnext.runtime.hosts.local import LocalRanks
+    from vnext.runtime.hosts.frames import LocalRanks
 
 STOP_GRACE_S = 5.0
 NEW_SECRET_BYTES = 32

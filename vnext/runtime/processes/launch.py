@@ -27,8 +27,7 @@ from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, gguf_folder, hold, lacks_tokenizer, overlay
 from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
-from vnext.runtime.processes.run_dir import RunDir, shared_twin
-from vnext.runtime.processes.state_dir import state_dir
+from vnext.runtime.processes.run_dir import RunDir, shared_twin, state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.processes.thread_plan import why_not

@@ -61,7 +61,7 @@ class WakeUp(Operation, frozen=True, tag=4):
 
 
 class CallRanks(Operation, frozen=True, tag=5):
-    """Call a registered function (rank/functions.py) on every rank; its value is one for each."""
+    """Call a registered function (rank/weights.py) on every rank; its value is one for each."""
 
     function: str
     arguments: dict[str, Plain] = {}
@@ -89,3 +89,13 @@ class Residence(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     digest: str = ""
     resident_bytes: int = 0
+
+
+class SharedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a tensor lies: `offset` bytes into the POSIX shared memory named `segment`, dense. `dtype` is torch's name for it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    segment: str
+    offset: int = 0

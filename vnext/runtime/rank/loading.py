@@ -34,8 +34,7 @@ from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_bytes
-from vnext.runtime.processes.thread_plan import NOWHERE, TEAM_SPIN_US, Place, places
-from vnext.runtime.processes.topology import here
+from vnext.runtime.processes.thread_plan import NOWHERE, TEAM_SPIN_US, Place, here, places
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
 from vnext.runtime.protocol.reasons import ENCODES, IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError

@@ -18,8 +18,7 @@ import msgspec
 
 from vnext.log import codec
 from vnext.log.codec import SegmentHeader
-from vnext.runtime.record.compressor import Compressor
-from vnext.runtime.record.indexing import Indexer, next_due
+from vnext.runtime.record.compressor import Compressor, Indexer, next_due
 from vnext.runtime.record.retention import lock_folder
 from vnext.runtime.record.timestamp_file import TimestampFile, timestamps_path
 
@@ -51,7 +50,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     `timestamped`: a file beside each segment records when its frames were written (timestamp_file.py) and is deleted with it.
     `durable`: a frame counts as written when the device has it. `compressed`: closed segments are compressed in the background
     (compressor.py) and then count with their smaller size. `required`: every frame is written, however long that takes.
-    `indexed`: the log tool's index is built beside long segments in the background (indexing.py); it counts too and is deleted
+    `indexed`: the log tool's index is built beside long segments in the background (compressor.py); it counts too and is deleted
     with its segment. `starts_max` and `starts_bytes_max` bound the logs of all starts in one folder (retention.py).
     """
 

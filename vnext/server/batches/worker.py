@@ -15,8 +15,21 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 
 from vnext.server.batches.lines import Answer, LineBounds, Request, answered, body_of, faults_of, requests_of, result_line
-from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Status, Store, append, new_id, writing
-from vnext.server.batches.usage import Spent, Usage, spent_by, spent_in
+from vnext.server.batches.store import (
+    LIVE,
+    Batch,
+    Counts,
+    Faults,
+    Spent,
+    Status,
+    Store,
+    Usage,
+    append,
+    new_id,
+    spent_by,
+    spent_in,
+    writing,
+)
 from vnext.server.context.errors import StoreUnusable
 
 PAUSE_S = 0.05

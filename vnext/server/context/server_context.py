@@ -36,7 +36,7 @@ from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
 from vnext.text.dialects.dialect import Dialect
 from vnext.text.infill import Infill, infill_of
-from vnext.text.pairs import pair_prompt
+from vnext.text.prompt_results import pair_prompt
 from vnext.text.reasoning import Marks
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens

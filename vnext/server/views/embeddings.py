@@ -35,8 +35,7 @@ from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.traces import call_trace
 from vnext.server.http.starts import unhurried
-from vnext.text.pairs import NO_TEMPLATE
-from vnext.text.prompt_results import embedding_request, shortened, usual_pooling
+from vnext.text.prompt_results import NO_TEMPLATE, embedding_request, shortened, usual_pooling
 
 if TYPE_CHECKING:
     import numpy as np

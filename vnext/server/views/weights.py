@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
-from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.client.weight_update import WeightUpdate, file_of, finished
 from vnext.runtime.protocol.operations import (
     TAGS,
@@ -24,6 +23,7 @@ from vnext.runtime.protocol.operations import (
     PutToSleep,
     Residence,
     ResumeEngine,
+    SharedTensor,
     UpdateWeights,
     WakeUp,
 )

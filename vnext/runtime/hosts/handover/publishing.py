@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vnext.runtime.hosts.handover.addresses import split_address
+from vnext.runtime.hosts.handover.source import split_address
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.protocol.messages import BlocksPublished, HandoverPlace
 from vnext.runtime.protocol.settings import RankSettings, SettingsError

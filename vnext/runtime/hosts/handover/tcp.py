@@ -17,8 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
-from vnext.runtime.hosts.handover.addresses import split_address
-from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed
+from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed, split_address
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 
 CONNECT_S, ANSWER_S = 3.0, 5.0

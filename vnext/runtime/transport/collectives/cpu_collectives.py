@@ -13,10 +13,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from vnext.runtime.transport.collectives import exchange_memory
-from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.transport.collectives import shared_group
 from vnext.runtime.transport.collectives.meeting import Words, tell_all
-from vnext.runtime.transport.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup, default_one_shot_bytes_max
+from vnext.runtime.transport.collectives.shared_group import (
+    CAPACITY_BYTES_DEFAULT,
+    Exchange,
+    ExchangeFile,
+    SharedGroup,
+    default_one_shot_bytes_max,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -79,7 +84,7 @@ def _gloo() -> ModuleType:
 
 def describe() -> str:
     """The collectives that serve several ranks on this machine's CPU, for people; choose_collectives.describe covers GPUs."""
-    form = exchange_memory.implementation()
+    form = shared_group.implementation()
     sizes = f"one-shot to {default_one_shot_bytes_max(2) // 1024} KiB, two-shot above"
     split = "products split beside their sums where a start measures that it pays"
     return f"shared memory, {form}: {sizes}; sums by one tree in float32; gloo without shared memory, {split}"

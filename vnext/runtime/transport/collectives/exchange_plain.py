@@ -1,7 +1,7 @@
 """The operations on the memory through which ranks exchange tensors, in numpy: the oracle of _exchange.c, and the
 implementation where that was not built.
 
-Owns ticks, tickets and slots as exchange_memory.py lays them out; knows no files, and its caller's tensors only by address.
+Owns ticks, tickets and slots as shared_group.py lays them out; knows no files, and its caller's tensors only by address.
 Each rank writes only its own line and slots. Memory order: data and ticket before ticks. x86 guarantees this for aligned
 stores; elsewhere a fence stands between (futex.choose_fence). A wake follows every tick.
 """

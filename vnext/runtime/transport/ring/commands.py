@@ -37,7 +37,7 @@ class Restore(Command, tag=113, frozen=True):
 
 
 class CallFunction(Command, tag=114, frozen=True):
-    """Call a registered function (rank/functions.py)."""
+    """Call a registered function (rank/weights.py)."""
 
     function: str
     arguments: dict[str, str | int | float | bool | None]
