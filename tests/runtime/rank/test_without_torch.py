@@ -63,8 +63,6 @@ from vnext.state.reduce import reduce, start
 
 path, dtype, asked, by_torch, rank, world_size, meeting = sys.argv[1:]
 runner = ModelRunner(Path(path), ModelSettings(dtype=dtype), "cpu", join_group(int(rank), int(world_size), Path(meeting)))
-if by_torch:
-    runner._run = runner.run_by_parts
 windows = kv_groups(runner.config).windows
 config = SchedulerConfig(
     block_size=4, page_count=40 * len(windows), max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
@@ -74,6 +72,8 @@ config = SchedulerConfig(
 state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
 steps, found = HostSteps(runner), {}
 steps.start(state)
+if by_torch:
+    runner.cache.run = lambda inputs: None
 for id_, (kind, times, sampling) in enumerate(msgspec.msgpack.decode(bytes.fromhex(asked), type=list[tuple[str, int, Sampling]])):
     prompt = pack_tokens([5, 6, 7, 8, 9] * times)
     state = reduce(state, RequestArrived(id=id_, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0))
