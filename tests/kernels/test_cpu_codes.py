@@ -199,14 +199,26 @@ def test_floats_are_rounded_as_the_plain_form_does(bits: int, level: Level) -> N
     for row, size in enumerate((1e-44, 1e-38, 1e-21, 1e17, 1e30, 1e37)):
         weight[20 + row] *= size / np.abs(weight[20 + row]).max()
     weight[40:80] = weight[40:80].astype(ml_dtypes.bfloat16)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = Rounded("rounded", bits, 32, PLAIN).codes((weight,))
-    for threads, count in ((1, 301), (3, 301), (2, 1)):
+    for given, (threads, count) in product((weight, weight.astype(ml_dtypes.bfloat16)), ((1, 301), (3, 301), (2, 1))):
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = Rounded("rounded", bits, 32, PLAIN).codes((given[:count],))
         with using(level, threads):
-            found = products.rounded(FloatRows(weight[:count], bits))
-        assert found.form == expected.outputs(slice(count)).form
-        assert np.array_equal(found.codes, expected.codes[:count])
-        assert found.scales.parts.tobytes() == expected.scales.parts[:count].tobytes()
+            found = products.rounded(FloatRows(given[:count], bits))
+        assert found.form == expected.form
+        assert np.array_equal(found.codes, expected.codes)
+        assert found.scales.parts.tobytes() == expected.scales.parts.tobytes()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_number_that_is_not_finite_is_not_rounded(dtype: type, level: Level) -> None:
+    for wrong, place, bits in product((np.inf, -np.inf, np.nan), (0, 31, 959), (4, 8)):
+        weight = np.ones((3, 320), dtype)
+        with using(level):
+            products.rounded(FloatRows(weight, bits))
+            weight.flat[place] = wrong
+            with pytest.raises(ValueError, match="a number or a scale that is not finite"):
+                products.rounded(FloatRows(weight, bits))
 
 
 def test_a_scale_beyond_what_bfloat16_holds_is_refused() -> None:

@@ -157,8 +157,8 @@ class BlockRows(NamedTuple):
 
 
 class FloatRows(NamedTuple):
-    """Outputs of a weight that is to have so many bits in groups of INPUTS: float32 [out, in], finite, which the CPU kernels round
-    to the numbers of formats/rounding.py themselves."""
+    """Outputs of a weight that is to have so many bits in groups of INPUTS: [out, in] in float32 or bfloat16, which the CPU kernels
+    round to the numbers of formats/rounding.py themselves."""
 
     rows: np.ndarray
     bits: int

@@ -174,9 +174,9 @@ def rounded(floats: FloatRows) -> Codes:
     (count, inputs), bits = floats.rows.shape, floats.bits
     rows, codes = np.ascontiguousarray(floats.rows), np.empty((count, inputs), np.uint8)
     scales = np.empty((count, inputs // INPUTS), ml_dtypes.bfloat16)
-    module().round_groups(rows.ctypes.data, scales.size, bits, codes.ctypes.data, scales.ctypes.data)
+    module().round_groups(KINDS[rows.dtype], rows.ctypes.data, scales.size, bits, codes.ctypes.data, scales.ctypes.data)
     if not np.isfinite(scales).all():
-        raise ValueError("it has a scale that is not finite")
+        raise ValueError("it has a number or a scale that is not finite")
     return Codes(codes, bits, Scales(scales), 2 ** (bits - 1))
 
 

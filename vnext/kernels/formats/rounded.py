@@ -47,7 +47,10 @@ class Rounded(Format):
         return coded(unsigned(rounded.numbers, self._bits), self._bits, rounded.scales, 2 ** (self._bits - 1))
 
     def rows(self, part: tuple[np.ndarray, ...]) -> FloatRows | None:
-        return FloatRows(self._floats(part), self._bits) if self._own == INPUTS else None
+        if self._own != INPUTS:
+            return None
+        weight = self._held.to_float(part)
+        return FloatRows(weight if weight.dtype == SCALES else weight.astype(np.float32, copy=False), self._bits)
 
     def _floats(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
         weight = self._held.to_float(part).astype(np.float32)

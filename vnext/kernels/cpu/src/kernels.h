@@ -274,7 +274,7 @@ struct CodesKernels {
     int64_t block_rows;
     void (*round)(const LinearCall &, int64_t first, int64_t last);
     void (*linear)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
-    void (*round_groups)(const float *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
+    void (*round_groups)(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
 };
 
 struct Kernels {

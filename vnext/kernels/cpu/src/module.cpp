@@ -113,9 +113,9 @@ bool do_pack_codes(const void *parts, const void *types, int64_t count, const vo
     return pack_codes(own, static_cast<const int64_t *>(types), count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer);
 }
 
-void do_round_groups(const float *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales) {
+void do_round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales) {
     const WithoutLock apart(true);
-    round_groups(x, count, bits, codes, scales);
+    round_groups(kind, x, count, bits, codes, scales);
 }
 
 int64_t do_codes_bytes(const void *parts, int64_t count, int64_t in, int gate, int shards) {
@@ -346,7 +346,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
     VNX_ENTRY("pack_codes", do_pack_codes,
              "pack_codes(parts, types, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer) -> whether scales are finite"),
-    VNX_ENTRY("round_groups", do_round_groups, "round_groups(x, count, bits, codes, scales)"),
+    VNX_ENTRY("round_groups", do_round_groups, "round_groups(kind, x, count, bits, codes, scales)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("head_products", do_head_products,

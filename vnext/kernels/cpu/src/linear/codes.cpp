@@ -283,11 +283,12 @@ bool pack_codes(const CodesPart *parts, const int64_t *types, int64_t count, con
     return finite;
 }
 
-void round_groups(const float *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales) {
+void round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales) {
     constexpr int64_t TOGETHER = 1024;
     for_units((count + TOGETHER - 1) / TOGETHER, false, [&](int64_t unit, int64_t) {
         const int64_t first = unit * TOGETHER, own = std::min(TOGETHER, count - first);
-        codes_kernels().round_groups(x + first * STEP, own, bits, codes + first * STEP, scales + first);
+        const char *from = static_cast<const char *>(x) + first * STEP * bytes_of(kind);
+        codes_kernels().round_groups(kind, from, own, bits, codes + first * STEP, scales + first);
     });
 }
 

@@ -59,8 +59,8 @@ int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate,
 bool pack_codes(const CodesPart *parts, const int64_t *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind,
                 int gate, int shards, int64_t first, int64_t last, void *buffer);
 
-/* Groups [count] of STEP finite numbers as codes, and their scales in bfloat16. */
-void round_groups(const float *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
+/* Groups [count] of STEP numbers of `kind`, FLOAT32 or BFLOAT16, as codes, and their scales in bfloat16: NaN where a number is not finite. */
+void round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
 
 /* A row of a packed weight that is neither gated nor in shards, float32 [in]. */
 void codes_row(const Packed &w, int64_t row, float *to);

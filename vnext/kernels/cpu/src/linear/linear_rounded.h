@@ -52,7 +52,8 @@ struct SixteenGroups {
     float half;
 
     Lanes at(int i) const { return load(x[i]); }
-    void fill(const float *const *groups) {
+    template <typename T>
+    void fill(const T *const *groups) {
         for (int first = 0; first < STEP; first += HALF) {
 #if defined(VNX_AVX512) || defined(VNX_AVX2) || defined(VNX_NEON)
             Lanes part[HALF];
@@ -62,9 +63,12 @@ struct SixteenGroups {
             for (int i = 0; i < HALF; ++i)
                 store(x[first + i], part[i]);
 #else
-            for (int g = 0; g < HALF; ++g)
+            for (int g = 0; g < HALF; ++g) {
+                float row[HALF];
+                store(row, load(groups[g] + first));
                 for (int i = 0; i < HALF; ++i)
-                    x[first + i][g] = groups[g][first + i];
+                    x[first + i][g] = row[i];
+            }
 #endif
         }
     }
@@ -92,21 +96,23 @@ struct SixteenGroups {
         choose(product / where_less(all(0.0f), whole, whole, all(1.0f)), &best, &least);
         return best;
     }
+    /* NaN for a group with a number that is not finite. */
     Lanes scales(int bits) {
-        Lanes top = at(0), least = at(0);
+        Lanes top = at(0), least = at(0), nothing = at(0) * all(0.0f);
         for (int i = 1; i < STEP; ++i)
-            top = larger(at(i), top), least = smaller(at(i), least);
+            top = larger(at(i), top), least = smaller(at(i), least), nothing = nothing + at(i) * all(0.0f);
         const Lanes below = all(0.0f) - least, largest = larger(top, below) / all(half - 1.0f);
-        return kept_scales(bits == 8 ? largest : searched(where_less(below, top, all(0.0f) - largest, largest)));
+        return kept_scales(bits == 8 ? largest : searched(where_less(below, top, all(0.0f) - largest, largest))) + nothing;
     }
 };
 
-/* `count` groups of finite x [count, STEP] -> codes [count, STEP] and scales in bfloat16. */
-void round_groups(const float *x, int64_t count, int bits, uint8_t *codes, bf16 *scales) {
+/* `count` groups of x [count, STEP] -> codes [count, STEP] and scales in bfloat16. */
+template <typename T>
+void round_groups_of(const T *x, int64_t count, int bits, uint8_t *codes, bf16 *scales) {
     SixteenGroups sixteen;
     sixteen.half = float(1 << (bits - 1));
     for (int64_t first = 0; first < count; first += HALF) {
-        const float *groups[HALF];
+        const T *groups[HALF];
         for (int64_t g = 0; g < HALF; ++g)
             groups[g] = x + (first + g < count ? first + g : count - 1) * STEP;
         sixteen.fill(groups);
@@ -121,6 +127,11 @@ void round_groups(const float *x, int64_t count, int bits, uint8_t *codes, bf16 
                 codes[(first + g) * STEP + i] = uint8_t(numbers[i] + (1 << (bits - 1)));
         }
     }
+}
+
+void round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, bf16 *scales) {
+    if (kind == FLOAT32) return round_groups_of(static_cast<const float *>(x), count, bits, codes, scales);
+    round_groups_of(static_cast<const bf16 *>(x), count, bits, codes, scales);
 }
 
 }  // namespace
