@@ -25,7 +25,8 @@ from vnext.state.store.columns_numpy import TURN_WORK_LINES
 from vnext.state.store.rows import Rows
 
 replace = msgspec.structs.replace
-NO_DRAFTING = np.empty((0, 0), np.int64)
+INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)  # a type would be looked up in each call
+NO_DRAFTING = np.empty((0, 0), INT64)
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -60,10 +61,10 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
     if not _may_be_steady(state, event, recorded):
         return None
     config, cells, pool, scheduled = state.config, state.rows.cells, state.pool, state.in_flight[0]
-    count, sampled, out = cells.shape[1], np.frombuffer(event.tokens, np.int32), np.empty_like(cells)
-    entries, asks = np.empty((4, count), np.int64), np.empty(count, bool)
+    count, sampled, out = cells.shape[1], np.frombuffer(event.tokens, INT32), np.empty(cells.shape, INT64)
+    entries, asks = np.empty((4, count), INT64), np.empty(count, bool)
     drafting = NO_DRAFTING if state.rows.drafting is None else state.rows.drafting
-    work, blocks = np.empty((TURN_WORK_LINES, count), np.int64), np.empty(count, np.int32)
+    work, blocks = np.empty((TURN_WORK_LINES, count), INT64), np.empty(count, INT32)
     found = columns.impl.turn(
         (cells, drafting, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),

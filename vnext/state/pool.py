@@ -82,11 +82,14 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
 
 
 def taken(pool: Pool, blocks: np.ndarray, head: int) -> Pool:
-    """The pool after its oldest free pages, `blocks` (int32[n], kept), were taken; `head` is the queue's new head."""
+    """The pool after its oldest free pages, `blocks` (int32[n], kept), were taken, which leave the prefix index; `head` is the
+    queue's new head."""
     count = len(blocks)
-    status = pool.status.set(blocks, np.full(count, HELD))
-    pool = _replace(pool, status=status, head=head, free=pool.free - count)
-    return _forget(pool, blocks) if pool.kept else pool
+    status, prefix_index, kept = pool.status.set(blocks, np.full(count, HELD)), pool.prefix_index, pool.kept
+    if kept:
+        prefix_index = prefix_index.remove(blocks)
+        kept -= len(pool.prefix_index) - len(prefix_index)
+    return _replace(pool, status=status, head=head, free=pool.free - count, prefix_index=prefix_index, kept=kept)
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
@@ -150,12 +153,6 @@ def insert_hashes(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
 def indexed_since(pool: Pool, older: Pool) -> list[tuple[bytes, int]]:
     """The full blocks, as (hash, page), that the prefix index has and had not in an earlier pool of the same engine."""
     return pool.prefix_index.since(older.prefix_index)
-
-
-def _forget(pool: Pool, blocks: np.ndarray) -> Pool:
-    """Remove these pages, which have just been taken, from the prefix index."""
-    prefix_index = pool.prefix_index.remove(blocks)
-    return _replace(pool, prefix_index=prefix_index, kept=pool.kept - (len(pool.prefix_index) - len(prefix_index)))
 
 
 def pin(pool: Pool, pages: np.ndarray, ends: np.ndarray, page_count_max: int) -> Pool:

@@ -23,8 +23,8 @@ POOL = [
     bug(
         "a block taken with its old name",
         "state.pool",
-        "return _forget(pool, blocks) if pool.kept else pool",
-        "return pool",
+        "    if kept:\n        prefix_index = prefix_index.remove(blocks)\n",
+        "    if kept < 0:\n        prefix_index = prefix_index.remove(blocks)\n",
         "P1",
         "M1",
     ),
@@ -81,8 +81,8 @@ POOL = [
     bug(
         "an evicted block still counts as kept",
         "state.pool",
-        "kept=pool.kept - (len(pool.prefix_index) - len(prefix_index)))",
-        "kept=pool.kept)",
+        "kept -= len(pool.prefix_index) - len(prefix_index)",
+        "kept -= 0",
         "M1",
     ),
     bug("a freed block is not counted", "state.pool", "free=pool.free + count,", "free=pool.free + count - 1,", "M1"),

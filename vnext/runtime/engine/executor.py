@@ -188,7 +188,8 @@ class MpExecutor:
             self._came.append(message)
             if type(message) is StepResult:
                 self._answered[message.rank % len(self._children)] = message.step
-        for ended in self._results.take_ended():
+        while self._results.ended:
+            ended = self._results.ended.pop()
             self._unwatch(ended.fileno())
             ended.close()
 

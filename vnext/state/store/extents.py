@@ -47,7 +47,7 @@ def empty(capacity: int) -> Extents:
 def read(extents: Extents, at: int, count: int) -> np.ndarray:
     """Places [at, at + count) as a read-only int32 view."""
     values = extents.arena.data[at : at + count]
-    values.flags.writeable = False
+    values.setflags(write=False)
     return values
 
 

@@ -48,7 +48,8 @@ class ResultsSender:
 
 
 class ResultsReceiver:
-    """The engine core's end for `count` ranks. Mutable."""
+    """The engine core's end for `count` ranks. Mutable. `ended`: the sockets of ranks that have ended, still open: the caller takes
+    each out, stops watching it and closes it."""
 
     def __init__(self, address: str, count: int) -> None:
         """Listen. Raises OSError if the address is not available."""
@@ -59,7 +60,7 @@ class ResultsReceiver:
         self._listener.setblocking(False)
         self._count = count
         self._pieces: dict[socket.socket, bytearray] = {}
-        self._ended: list[socket.socket] = []
+        self.ended: list[socket.socket] = []
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
@@ -88,14 +89,9 @@ class ResultsReceiver:
                 if len(data) < PIECE_BYTES:
                     break
             if data == b"":
-                self._ended.append(connection)
-        if self._ended:
-            self._pieces = {each: pieces for each, pieces in self._pieces.items() if each not in self._ended}
-
-    def take_ended(self) -> list[socket.socket]:
-        """Sockets removed since the last call, still open: the caller stops watching them and closes them."""
-        ended, self._ended = self._ended, []
-        return ended
+                self.ended.append(connection)
+        if self.ended:
+            self._pieces = {each: pieces for each, pieces in self._pieces.items() if each not in self.ended}
 
     def _whole(self, pieces: bytearray) -> Iterator[bytes]:
         """Remove and return the complete messages."""
@@ -111,7 +107,7 @@ class ResultsReceiver:
             yield message
 
     def close(self) -> None:
-        for each in (self._listener, *self._pieces, *self._ended):
+        for each in (self._listener, *self._pieces, *self.ended):
             each.close()
         Path(self._address).unlink(missing_ok=True)
 
