@@ -84,6 +84,7 @@ class FakeEngine:
         self._ready = EngineReady(**{"config": config, "model": "folder/toy", "world_size": 1, "log_dir": ""} | ready)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.SNDHWM, 0)  # else ZMQ drops what a client on a busy machine is late to read
         self.address = address or f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         if address:
             self._socket.bind(address)
