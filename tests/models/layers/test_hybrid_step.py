@@ -30,7 +30,7 @@ pytestmark = needs_native
 WHOLE = (
     "lfm2", "lfm2_bias", "lfm2_moe", "qwen3_5", "qwen3_5_wide", "qwen3_next", "granite_h", "granite_h_moe", "bamba",
     "olmo_hybrid", "lfm3", "jamba", "jamba_dense", "minimax", "kimi_linear", "ling_3",
-    "nemotron_h", "nemotron_h_moe", "nemotron_h_narrow", "mamba", "falcon_mamba", "mamba2",
+    "nemotron_h", "nemotron_h_moe", "nemotron_h_narrow", "mamba", "falcon_mamba", "mamba2", "falcon_h1", "falcon_h1_norm",
 )  # fmt: skip
 ROWS = ((3, 5), (3, 5, 7), (3,))
 """The pages of the rows of STEPS."""
@@ -81,7 +81,7 @@ def test_one_call_is_layer_by_layer(tmp_path: Path, name: str, dtype: torch.dtyp
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "olmo_hybrid", "lfm3", "jamba", "minimax", "kimi_linear", "ling_3", "nemotron_h_narrow", "mamba", "falcon_mamba"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "olmo_hybrid", "lfm3", "jamba", "minimax", "kimi_linear", "ling_3", "nemotron_h_narrow", "mamba", "falcon_mamba", "falcon_h1"])
 def test_ranks_sum_in_one_call_as_layer_by_layer(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path / name, name)
 

@@ -71,6 +71,7 @@ class Recurring(NamedTuple):
     eps: float = 0.0
     strength_scale: float = 1.0
     bound: float = 0.0
+    scales: Array | None = None
 
 
 agree_on({rule.name: rule for rule in Rule})
@@ -79,6 +80,11 @@ agree_on_struct("Recurring", Recurring._fields)
 
 def describe_recurring(layer: Recurring) -> Described:
     """What the kernels need to know of it; arrays dense."""
+    return Described(np.array([_number(field) for field in layer], dtype=np.int64), (layer,))
+
+
+def describe_beside(layer: StackLayer) -> Described:
+    """What the kernels need to know of a layer beside attention."""
     return Described(np.array([_number(field) for field in layer], dtype=np.int64), (layer,))
 
 
@@ -96,7 +102,9 @@ class StackLayer(NamedTuple):
     first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is that of a `gate_up` without a
     gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how many numbers of queries, on all
     ranks, are normed together, 0 for none; the rest as in DecoderForm. A layer without `qkv` mixes nothing, and one
-    with neither `gate_up` nor experts has no MLP. With narrow products experts read what one makes of their input."""
+    with neither `gate_up` nor experts has no MLP. With narrow products experts read what one makes of their input.
+    `beside`: a layer with a state, whose part is added to attention's, which reads its input times `mixed_from`; the MLP reads its
+    own times `widened_from`."""
 
     qkv: PackedLinear | None
     output: PackedLinear | None
@@ -155,6 +163,9 @@ class StackLayer(NamedTuple):
     adds_to_normed: bool = False
     kept_mixed: float = 1.0
     kept_widened: float = 1.0
+    beside: Described | None = None
+    mixed_from: float = 1.0
+    widened_from: float = 1.0
 
 
 agree_on_struct("StackLayer", StackLayer._fields)

@@ -101,7 +101,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        if self.mlp_scales is not None or self.grows_still or self.sees_runs:
+        if self.grows_still or self.sees_runs:
             return False
         return not (self.query_growth and self.head_norms == "turned")
 

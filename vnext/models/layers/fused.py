@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 RULES = {
     DeltaNet: Rule.DELTA_NET, Mamba: Rule.MAMBA, Selective: Rule.SELECTIVE, Lightning: Rule.LIGHTNING, KeyDelta: Rule.KEY_DELTA,
 }  # fmt: skip
+NOTHING = StackLayer(
+    *(None,) * 13, window=0, turns=0, turns_neighbours=False, group=0, mixed_scale=1.0, widened_scale=1.0
+)  # fmt: skip
+"""A layer that has nothing."""
 ARRAYS = ("weight", "bias", "decay_logs", "step_bias", "norm", "skips")
 """Of recurrent layers, as they and the kernels call them."""
 
@@ -51,15 +55,14 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if config.streams is not None or config.encoder is not None or has_index(config):
         return None
-    if config.recurrent is not None and config.recurrent.beside is not None:
-        return None
     if config.experts is not None and config.experts.router.marks == "mixer":
         return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     windows, groups = config.windows or (0,) * len(layers), dict(zip(config.attending_layers, kv_groups(config).group_of))
     plain = (_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))
-    described = tuple(_with_shares(each, layer, config.form) for each, layer in zip(plain, layers))
+    shared = (_with_shares(each, layer, config.form) for each, layer in zip(plain, layers))
+    described = tuple(_with_state(each, layer, config) for each, layer in zip(shared, layers))
     attending = next((layer.attention for layer in layers if isinstance(layer.attention, LatentAttention)), None)
     latent_heads = len(attending.keys.weights) if attending else 0
     stack = kernel.describe(described, _norms_of(described[0])[0].dtype, latent_heads)
@@ -111,14 +114,16 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Arra
     heads = stack.head_count(keys.shape[1], head_dim)
     if places is None or any(heads % kv_heads for kv_heads in {each.shape[1] for each, _ in kv}):
         return None
-    if any(layer.recurring for layer in stack.layers):
+    if any(layer.recurring or layer.beside for layer in stack.layers):
         places = _with_pools(stack, places, pools)
     return Caches(places, strides_of(keys)[0], head_dim, kind)
 
 
 def _with_pools(stack: Stack, places: np.ndarray, pools: Sequence[tuple[Array, ...]]) -> np.ndarray:
-    """Of each layer two addresses, those of its pools among those of attending layers."""
+    """Of each layer two addresses, those of its pools among those of attending layers, or behind them all."""
     assert all(is_dense(part) for parts in pools for part in parts)
+    if any(layer.beside for layer in stack.layers):
+        return np.concatenate((places, np.array([*map(_pools_of, pools)], dtype=np.int64).reshape(-1)))
     attending, own = iter(places.reshape(-1, 2).tolist()), iter(pools)
     idle = [0, 0]
     found = [
@@ -149,6 +154,8 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
         if not _is_plain(narrow.gate) or not _is_plain(narrow.projection):
             return False
     beside = _beside_of(layer.attention)
+    if isinstance(layer.attention, SideBySide):
+        beside += layer.attention.recurring.inner, layer.attention.recurring.output
     if not all(isinstance(each.weight, Packed) for each in (*mixing, *beside, *wide)):
         return False
     if isinstance(layer.attention, LatentAttention) and not _has_heads(layer.attention):
@@ -179,8 +186,7 @@ def _is_plain(layer: Linear) -> bool:
 
 def _mixing_of(layer: LayerParams) -> Alone | None:
     """What mixes the tokens of a layer that the kernels may take, if anything does."""
-    assert not isinstance(layer.attention, SideBySide)
-    return layer.attention
+    return layer.attention.attention if isinstance(layer.attention, SideBySide) else layer.attention
 
 
 def _products_of_mixing(layer: LayerParams) -> tuple[()] | tuple[Linear, Linear]:
@@ -287,9 +293,28 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         reads=reads,
         value_norm=own.v_norm if own else None,
         norms_joined=config.head_count * config.head_dim if form.head_norms == "all" else 0,
+        widened_from=form.mlp_scales[0] if form.mlp_scales else 1.0,
         **_widening(layer, config),
         **_beside_and_added(layer, at),
     )
+
+
+def _with_state(described: StackLayer, layer: LayerParams, config: ModelConfig) -> StackLayer:
+    """The same, with the state that it has beside attention, if any."""
+    if not isinstance(layer.attention, SideBySide):
+        return described
+    own = layer.attention.recurring
+    assert config.recurrent is not None and config.recurrent.beside is not None
+    before, behind, beside = config.recurrent.beside
+    row = NOTHING._replace(
+        qkv=own.inner.weight.linear,
+        qkv_bias=own.inner.bias,
+        output=own.output.weight.linear,
+        output_bias=own.output.bias,
+        mixed_scale=beside,
+        recurring=kernel.describe_recurring(_recurring(own, config)),
+    )
+    return described._replace(beside=kernel.describe_beside(row), mixed_from=before, mixed_scale=behind)
 
 
 def _with_shares(described: StackLayer, layer: LayerParams, form: DecoderForm) -> StackLayer:
@@ -325,7 +350,7 @@ def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
         found["activation"] = 0 if up.weight.linear.gate else ACTIVATIONS[config.activation]
     if isinstance(mlp, PlainMlp) and mlp.slopes:
         found["above"], found["below"] = mlp.slopes
-    found["widened_scale"] = config.form.residual_scale
+    found["widened_scale"] = config.form.mlp_scales[1] if config.form.mlp_scales else config.form.residual_scale
     if experts is not None:
         assert config.experts is not None
         found["scores"], found["shared_gate"] = experts.router.linear, experts.shared_gate and experts.shared_gate.linear
@@ -381,6 +406,7 @@ def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
         eps=LIGHTNING_EPS if isinstance(layer, Lightning) else sizes.norm_eps or config.rms_norm_eps,
         strength_scale=sizes.strength_scale,
         bound=sizes.bound,
+        scales=np.array(sizes.scales) if sizes.scales else None,
     )
 
 
@@ -388,7 +414,9 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     """Sizes and dtypes of the first layer throughout."""
     wide = () if layer.gate_up is None or layer.down is None else (layer.gate_up, layer.down)
     mixing = () if layer.qkv is None or layer.output is None else (layer.qkv, layer.output)
-    fields, sizes = (*mixing, *wide), True
+    rows = () if layer.beside is None else layer.beside.kept
+    beside = [each for row in rows if isinstance(row, StackLayer) for each in (row.qkv, row.output) if each is not None]
+    fields, sizes = (*mixing, *wide, *beside), True
     if mixing:
         is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
         sizes = mixing[0].inputs == mixing[1].outputs == stack.hidden

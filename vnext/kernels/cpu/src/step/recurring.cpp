@@ -109,6 +109,17 @@ void place_lightning(const RecurringCall &call, RecurrenceCall &heads) {
 
 }  // namespace
 
+void scale_inner(const RecurringCall &call, void *inner) {
+    const Recurring &layer = call.layer;
+    const int64_t keys = layer.key_heads * layer.key_dim;
+    const int64_t widths[] = {layer.values(), layer.values(), keys, keys, layer.value_heads};
+    for_units(call.tokens, call.tokens * call.inner_width < LITTLE_WORK, [&](int64_t token, int64_t) {
+        int64_t at = token * call.inner_width;
+        for (int part = 0; part < 5; at += widths[part++])
+            scale_rows(call.kind, 1, widths[part], float(layer.scales[part]), past(inner, at, call.kind));
+    });
+}
+
 void run_convolution(const RecurringCall &call) {
     const Recurring &layer = call.layer;
     const bool is_alone = layer.rule == SHORT_CONVOLUTION;
@@ -151,7 +162,7 @@ void run_heads(const RecurringCall &call) {
     }
     if (heads.strengths != nullptr) heads.norm = static_cast<const float *>(layer.norm);
     recur(call.kind, heads);
-    if (layer.rule == MAMBA) norm_groups(call);
+    if (layer.rule == MAMBA && layer.norm != nullptr) norm_groups(call);
 }
 
 }  // namespace vnx

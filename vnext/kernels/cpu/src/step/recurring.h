@@ -10,14 +10,15 @@ enum Rule : int64_t { SHORT_CONVOLUTION, DELTA_NET, MAMBA, SELECTIVE, LIGHTNING,
 
 /* `beside`: the second product of the input, or, where it is SELECTIVE, the product of what is convolved. `steps` and `gates` are products
    of that one, or null. `norm` is of the activations' kind where it is LIGHTNING, which has no convolution, else float32: over a head, a
-   group of heads, or all of them, which are `all_values` numbers on all ranks. Other norms are of the activations' kind. */
+   group of heads, or all of them, which are `all_values` numbers on all ranks. Other norms are of the activations' kind. `scales` [5], or
+   null, multiply MAMBA's gates, values, keys, queries and steps. */
 #define VNX_RECURRING(X)                                                                                              \
     X(int64_t, rule) X(const Packed *, beside) X(const Packed *, steps) X(const Packed *, gates)                      \
     X(const void *, weight) X(const void *, bias) X(int64_t, channels) X(int64_t, width)                              \
     X(const float *, decay_logs) X(const float *, step_bias) X(const void *, norm) X(const float *, skips)            \
     X(const void *, step_norm) X(const void *, key_norm) X(const void *, query_norm)                                  \
     X(int64_t, key_heads) X(int64_t, key_dim) X(int64_t, value_heads) X(int64_t, value_dim) X(int64_t, all_values)     \
-    X(double, eps) X(double, strength_scale) X(double, bound)
+    X(double, eps) X(double, strength_scale) X(double, bound) X(const double *, scales)
 struct Recurring {
     VNX_RECURRING(VNX_FIELD)
     int64_t values() const { return rule == SHORT_CONVOLUTION ? channels : value_heads * value_dim; }
@@ -42,6 +43,8 @@ struct RecurringCall {
     const StateRows &rows;
 };
 
+/* A product of MAMBA, before all else, times the layer's scales. */
+void scale_inner(const RecurringCall &call, void *inner);
 /* Into `convolved`, or the result where that is all there is. */
 void run_convolution(const RecurringCall &call);
 /* Of what was convolved, and of the products. A norm over all heads is not taken: ranks have a part of them each. */

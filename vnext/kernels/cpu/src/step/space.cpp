@@ -12,7 +12,7 @@ bool has_any(const StackCall &call, const Question &question) {
     return std::any_of(call.layers, call.layers + call.layer_count, question);
 }
 
-bool has_experts(const StackLayer &layer) { return layer.experts != nullptr; }
+bool has_shared(const StackLayer &layer) { return layer.experts != nullptr || layer.beside != nullptr; }
 
 }  // namespace
 
@@ -40,8 +40,10 @@ Sizes sizes_of(const StackCall &call) {
             const int64_t gates = layer.latent->gates == nullptr ? 0 : layer.latent->gates->out;
             sizes.beside_width = std::max(sizes.beside_width, layer.latent->query_width() + gates);
         }
-        if (layer.recurring == nullptr) continue;
-        const Recurring &own = *layer.recurring;
+        if (layer.beside != nullptr) sizes.joined_width = std::max(sizes.joined_width, layer.beside->qkv->out);
+        const Recurring *recurring = layer.beside == nullptr ? layer.recurring : layer.beside->recurring;
+        if (recurring == nullptr) continue;
+        const Recurring &own = *recurring;
         sizes.inner_width = std::max({sizes.inner_width, own.values(), own.mixed()});
         sizes.beside_width = std::max(sizes.beside_width, own.beside_width());
         if (own.rule == SELECTIVE) sizes.sum_width = std::max(sizes.sum_width, own.beside->out);
@@ -56,7 +58,7 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
                   picked_query = bytes(call.samples, std::max(sizes.inner_width, call.hidden)), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr && !has_any(call, has_gate_apart) ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
                   sums = call.sum == nullptr ? 0 : padded(call.tokens * sizes.sum_width * 4),
-                  shared = has_any(call, has_experts) ? bytes(call.tokens, call.hidden) : 0,
+                  shared = has_any(call, has_shared) ? bytes(call.tokens, call.hidden) : 0,
                   beside = bytes(call.tokens, sizes.beside_width), picked_gates = bytes(call.samples, sizes.beside_width);
     char *memory = static_cast<char *>(
         scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared + beside + picked_gates)));

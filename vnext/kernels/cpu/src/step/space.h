@@ -11,7 +11,7 @@ struct Space {
     void *picked_query, *picked_residual;
     void *apart; /* gate and up, which adapters change, or a bias, before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
-    void *shared; /* what an MLP beside experts gives */
+    void *shared; /* what an MLP beside experts gives, or a layer beside attention */
     void *beside; /* the second product of a recurring or a latent layer, or the gates of queries */
     void *picked_gates;
 };

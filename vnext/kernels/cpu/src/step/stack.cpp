@@ -263,10 +263,27 @@ struct Layer {
             linear(space.seen_or_normed, call.hidden, call.tokens, own.beside, nullptr, space.beside, own.beside->out, call.kind);
         const RecurringCall between{call.kind, own, call.tokens, space.joined_or_wide, weights.qkv->out, space.beside, space.query_or_mixed,
                                     space.seen_or_normed, cache.keys, cache.values, call.states};
+        if (own.scales != nullptr) scale_inner(between, space.joined_or_wide);
         if (own.rule != LIGHTNING) run_convolution(between);
         if (own.rule == SELECTIVE) sum_ranks(space.query_or_mixed, own.mixed(), call.tokens, own.beside, space.beside);
         run_heads(between);
         if (own.rule == LIGHTNING) norm_states(own);
+    }
+
+    /* Leaves what the layer beside gives where a shared MLP's would be, and the normed input as it was. */
+    void go_on_beside() const {
+        const size_t bytes = size_t(call.tokens * call.hidden * sizes.element);
+        const Layer other{call, sizes, space, *weights.beside, call.caches[call.layer_count + (&weights - call.layers)], nullptr};
+        std::memcpy(space.shared, space.seen_or_normed, bytes);
+        other.go_on();
+        other.mix(OUTPUT, space.seen_or_normed, call.tokens, other.weights.output, other.weights.output_bias, space.query_or_mixed);
+        other.norm_mixed(call.tokens, nullptr, other.weights.mixed_scale);
+        std::memcpy(space.seen_or_normed, space.shared, bytes);
+        std::memcpy(space.shared, space.query_or_mixed, bytes);
+    }
+
+    void scale_input(double factor) const {
+        if (factor != 1) scale_rows(call.kind, call.tokens, call.hidden, float(factor), space.seen_or_normed);
     }
 
     /* What all heads of all ranks give, normed together, then gated. */
@@ -311,6 +328,8 @@ struct Layer {
     void mix_tokens() const {
         if (weights.qkv == nullptr) return;
         if (weights.recurring != nullptr) return go_on();
+        if (weights.beside != nullptr) go_on_beside();
+        scale_input(weights.mixed_from);
         write_cache();
         attend(*call.places[weights.group].plan, space.query_or_mixed, space.beside, call.tokens);
     }
@@ -336,6 +355,7 @@ struct Layer {
         if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, gates, space.joined_or_wide);
         mix(OUTPUT, weights.latent == nullptr ? seen : space.joined_or_wide, rows, weights.output, weights.output_bias, space.query_or_mixed);
         norm_mixed(rows, weights.after_attention_norm, weights.mixed_scale);
+        if (weights.beside != nullptr) add_rows(call.kind, rows, call.hidden, space.shared, space.query_or_mixed);
         const Norm norm = given == nullptr ? Norm{weights.mlp_norm, weights.mlp_norm_bias} : *given;
         if (!weights.is_parallel) return add_and_norm(rows, space.query_or_mixed, residual, norm, normed);
         norm_rows(call, rows, residual, norm, normed);
@@ -349,6 +369,7 @@ struct Layer {
         if (weights.qkv != nullptr) add_mixed(seen, gates, rows, residual, widens ? nullptr : &next_norm, widens ? space.seen_or_normed : next);
         if (!widens) return;
         keep_normed(rows, weights.kept_widened, residual);
+        if (weights.widened_from != 1) scale_rows(call.kind, rows, call.hidden, float(weights.widened_from), space.seen_or_normed);
         if (weights.experts == nullptr)
             widen(rows, space.query_or_mixed);
         else
@@ -415,7 +436,8 @@ void run_stack(const StackCall &call) {
     if (call.tokens == 0) return;
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
-    const bool is_whole = call.part_starts != nullptr || keeps_output(call) || call.samples >= call.tokens;
+    const bool is_whole = call.part_starts != nullptr || keeps_output(call) || call.samples >= call.tokens ||
+                          call.layers[call.layer_count - 1].beside != nullptr;
     norm_rows(call, call.tokens, call.residual, norm_before(call, 0), space.seen_or_normed);
     for (int64_t i = 0; i < call.layer_count; ++i) {
         const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;

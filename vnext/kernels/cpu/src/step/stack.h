@@ -32,7 +32,9 @@ namespace vnx {
    that `reads` another one's cache has queries alone in `qkv`. `value_norm` is that of each head's values. With `router_norm` the router
    and, by `experts_norm`, the experts read the stream; what they give and what the MLP beside them gives have the norms behind each.
    `own_gate` and `own_product`, with a norm behind, are of the inputs that tokens give to this layer, from `own_at` on in a row of
-   StackCall's; `stream_scale` [1] multiplies what the layer leaves. All these may be null. */
+   StackCall's; `stream_scale` [1] multiplies what the layer leaves. All these may be null. `beside` is a layer with a state that reads
+   the same normed input, or null: its first and second product and its own `mixed_scale` count, and its pools are behind all layers'
+   caches. Attention reads its input times `mixed_from`, an MLP its own times `widened_from`. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
@@ -48,7 +50,8 @@ namespace vnx {
     X(int64_t, head_dim) X(int64_t, reads) X(const void *, value_norm) X(const void *, router_norm)                 \
     X(const void *, experts_norm) X(const void *, after_experts_norm) X(const void *, after_shared_norm)            \
     X(const Packed *, own_gate) X(const Packed *, own_product) X(const void *, own_norm) X(int64_t, own_at)         \
-    X(const void *, stream_scale) X(const Packed *, narrow_input) X(const Packed *, narrow_result) X(int64_t, adds_to_normed) X(double, kept_mixed) X(double, kept_widened)
+    X(const void *, stream_scale) X(const Packed *, narrow_input) X(const Packed *, narrow_result) X(int64_t, adds_to_normed) X(double, kept_mixed) X(double, kept_widened) \
+    X(const StackLayer *, beside) X(double, mixed_from) X(double, widened_from)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -57,7 +60,7 @@ struct StackLayer {
 enum Product : int { QKV, OUTPUT, GATE_UP, DOWN, PRODUCT_COUNT };
 
 /* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall; of a recurring one the pools of inputs and of
-   states. */
+   states. With layers beside them there are as many again, of those. */
 struct StackCache {
     void *keys, *values;
 };
