@@ -343,6 +343,20 @@ CASES: dict[str, Case] = {
     "ernie": Case("Ernie4_5ForCausalLM", "Ernie4_5Config", {"head_dim": 24, "use_bias": True}),
     "cohere": Case("CohereForCausalLM", "CohereConfig", {"logit_scale": 0.5, "attention_bias": True}),
     "cohere2": Case("Cohere2ForCausalLM", "Cohere2Config", {"sliding_window": 40, "sliding_window_pattern": 3}),
+    "cohere2_moe": Case(
+        "Cohere2MoeForCausalLM",
+        "Cohere2MoeConfig",
+        {
+            "sliding_window": 40, "sliding_window_pattern": 2, "head_dim": 24, "num_experts": 5, "intermediate_size": 40,
+            "num_shared_experts": 2, "prefix_dense_intermediate_size": 120, "first_k_dense_replace": 1, "num_hidden_layers": 4,
+            "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid", "norm_topk_prob": False,
+        },
+    ),
+    "cohere2_moe_mean": Case(
+        "Cohere2MoeForCausalLM",
+        "Cohere2MoeConfig",
+        {"head_dim": 16, "num_experts": 5, "intermediate_size": 40, "num_shared_experts": 1, "rms_norm_eps": 1e-5},
+    ),
     "glm": Case("GlmForCausalLM", "GlmConfig", {"head_dim": 24}),
     "glm4": Case("Glm4ForCausalLM", "Glm4Config", {"head_dim": 16, "attention_bias": False}),
     "hunyuan": Case("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 24, "rope_parameters": NTK}),

@@ -76,7 +76,7 @@ NEEDS = MappingProxyType(
             MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint
+            AriaText Beam Dbrx DeepseekV4 Flint
             Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash""",
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 HYV4 LongcatFlash""",

@@ -111,6 +111,7 @@ ROWS = MappingProxyType(
         "Glm4ForCausalLM": Row("glm", "glm4", "Glm4Model"),
         "CohereForCausalLM": Row("cohere", "cohere", "CohereModel"),
         "Cohere2ForCausalLM": Row("cohere", "cohere2", "Cohere2Model"),
+        "Cohere2MoeForCausalLM": Row("cohere", "cohere2_moe", "Cohere2MoeModel"),
         "HunYuanDenseV1ForCausalLM": Row("hunyuan", "hunyuan_v1_dense", "HunYuanDenseV1Model"),
         "AfmoeForCausalLM": Row("experts.afmoe", "afmoe", "AfmoeModel"),
         "ArceeForCausalLM": Row("arcee", "arcee", "ArceeModel"),
