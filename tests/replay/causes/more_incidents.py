@@ -184,10 +184,22 @@ def albums() -> Incident:
     return Incident(cause="inputs", story=Story(config=config(inputs_a_step=1), clients=[*clients, *asked(30, 80_000)]))
 
 
+def salted() -> Incident:
+    """Each question has a salt of its own, so each instruction is computed again."""
+    clients = [msgspec.structs.replace(each, salt=f"salt {place}") for place, each in enumerate(bot(60, 60_000, 2000))]
+    return Incident(cause="salt", story=Story(config=config(), clients=clients))
+
+
+def long_answers() -> Incident:
+    """Ten answers that hardly end hold most places of the batch."""
+    endless = [Coming(at_us=300_000, prompt=text(f"e {each}", 50), answer=4000, client=CLIENTS[each % 3]) for each in range(10)]
+    return Incident(cause="sequences", story=Story(config=config(max_num_seqs=12), clients=[*asked(60, 80_000), *endless]))
+
+
 MORE: dict[str, Callable[[], Incident]] = {
     each.__name__: each
     for each in (
         core_killed, draft_collapse, periodic_stalls, cold_start, throttled, weights_again, breaker_of_one, two_slots, dead_replica,
-        retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums,
+        retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums, salted, long_answers,
     )
 }  # fmt: skip

@@ -45,6 +45,7 @@ HEADLINES = {
     "flush": "the prefix cache was emptied: prompts were computed again that it had held",
     "evicted": "the prefix cache is too small: prompts were computed again that it had evicted",
     "prefix": "prompts differ in their first tokens, so the prefix cache does not have the long part that is the same",
+    "salt": "prompts begin the same behind other cache salts, as of other keys, so the prefix cache keeps them apart",
     "blocks": "the cache has too few pages: requests waited for the pages of others",
     "preemption": "the cache has too few pages: requests were preempted {preemptions} times, and computed again",
     "long": "long prompts held the others up; the longest is request {long}, of {prompt} tokens",
@@ -67,7 +68,8 @@ HEADLINES = {
 COMMANDS = {
     "drift": ("ranks {log}",), "damage": ("verify {log}",), "lost": ("verify {log}",),
     "client": ("clients {log}",), "long": ("req {log} {long}",), "flush": ("cache {log}",), "evicted": ("cache {log}",),
-    "prefix": ("cache {log}",), "load": ("what-if {log} --replicas 1,2 --slo ttft=1s",), "none": ("slow {log}",),
+    "prefix": ("cache {log}",), "salt": ("cache {log}",),
+    "load": ("what-if {log} --replicas 1,2 --slo ttft=1s",), "none": ("slow {log}",),
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Reuse: which tokens of a step had been computed before, and why they are computed again.
 
 Owns what every request had computed, and which blocks the prefix cache had held. A prompt that differs from an earlier one in a
-few tokens and is the same behind them loses what follows to these tokens; only a log with texts shows it.
+few tokens and is the same behind them loses what follows to these tokens; only a log with texts shows it. What it has in
+common with one behind another salt is lost to the salt.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Reuse:
         self._held = dict.fromkeys(first.pool.prefix_index.blocks(), 0)  # what the cache had, with the number of the reset before
         self.preemptions, self._follows = 0, False  # `_follows`: another engine core had requests of this log
         self._resets, self._index = 0, first.pool.prefix_index
-        self._prompts: deque[np.ndarray] = deque(maxlen=RECENT)
+        self._prompts: deque[tuple[str, np.ndarray]] = deque(maxlen=RECENT)  # with their salts
 
     def hear(self, item: Folded) -> None:
         """Take one folded event."""
@@ -78,7 +79,9 @@ class Reuse:
         prompt = unpack_tokens(event.prompt)
         if hashes and self._parts(prompt, known * self._size):
             self._lost[event.id] = len(prompt), "prefix"
-        self._prompts.append(prompt)
+        elif hashes and (walled := self._walled(event.cache_salt, prompt)) >= known * self._size + ALIKE_MIN:
+            self._lost[event.id] = walled, "salt"
+        self._prompts.append((event.cache_salt, prompt))
 
     def _admitted(self, id_: int) -> None:
         """A request joins the batch, for the first time if it has asked for blocks that the cache had held."""
@@ -88,13 +91,22 @@ class Reuse:
 
     def _parts(self, prompt: np.ndarray, known: int) -> bool:
         """Whether the prompt is mostly an earlier one's, but for a few tokens before the part that is the same."""
-        for other in self._prompts:
+        for _, other in self._prompts:
             size = min(len(prompt), len(other))
             same = prompt[:size] == other[:size]
             alike = int(same[known + self._size :].sum())
             if not same.all() and alike > max(ALIKE_MIN, ALIKE * len(prompt)) and not same[: known + self._size].all():
                 return True
         return False
+
+    def _walled(self, salt: str, prompt: np.ndarray) -> int:
+        """How many leading tokens are those of an earlier prompt behind another salt."""
+        most = 0
+        for other_salt, other in self._prompts:
+            if other_salt != salt:
+                same = prompt[: len(other)] == other[: len(prompt)]
+                most = max(most, len(same) if same.all() else int(same.argmin()))
+        return most // self._size * self._size
 
     def _hold(self, after: State) -> None:
         """Note the blocks that the cache has got since the last event."""
