@@ -4,7 +4,7 @@ Owns the formats. `jsonl` has one request per line with every field of its event
 numbers keep their exact values. `mooncake` is the trace format of Mooncake (Qin et al., 2024: timestamp in ms,
 input_length, output_length, hash_ids of 512 tokens each): lengths, times and shared prefixes without texts. Reading it
 makes up tokens such that prompts share exactly what their hash_ids share. Hash ids are numbered in order of first
-mention, as in the published traces. convert.py owns the format `vllm-vcr`.
+mention, as in the published traces. convert.py owns the format `vllm-vcr`, and spans.py what is only read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from vnext.state.events import RequestArrived, RequestId, RequestResumed, pack_t
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
 
 Format = Literal["jsonl", "mooncake", "vllm-vcr"]
+"""What is written; spans.py reads more."""
 HASH_BLOCK = 512
 NS_PER_MS = 1_000_000
 FIRST_TOKEN = 3
 """Made-up tokens begin here, because end tokens are usually below."""
 VOCABULARY = 32_000
+TOKENS_MAX = 2**22
+"""The most tokens of a prompt or an answer: a number in a file must not make us reserve all memory."""
+YEARS_NS = 10**17
+"""Three years: no trace is longer."""
 _DIGITS = 5
 """The number of tokens that encode a block's hash id."""
 
@@ -179,18 +184,6 @@ def spelled(hash_id: int, size: int, vocabulary: int) -> np.ndarray:
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
-
-
-def format_of(path: Path) -> Format:
-    """The format of a file of arrivals, by its first line. Raises UnusableLog if the file has none."""
-    first = next(lines_of(path), b"")
-    try:
-        fields = msgspec.json.decode(first, type=dict[str, object])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnusableLog(f"{path} is neither a log nor a file of requests ({error})") from error
-    if "hash_ids" in fields:
-        return "mooncake"
-    return "vllm-vcr" if {"meta", "prompt_tokens"} & fields.keys() else "jsonl"
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ the simulator continue from there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,9 +18,10 @@ from vnext.log import codec
 from vnext.log.codec import Frame
 from vnext.replay.answers.arrivals import (
     NS_PER_MS,
+    TOKENS_MAX,
     VOCABULARY,
+    YEARS_NS,
     Format,
-    format_of,
     from_jsonl,
     from_mooncake,
     lines_of,
@@ -28,6 +29,7 @@ from vnext.replay.answers.arrivals import (
     to_jsonl,
     to_mooncake,
 )
+from vnext.replay.answers.spans import from_otlp, from_sglang, is_sglang
 from vnext.replay.reading.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import Clock, timestamps_of
@@ -39,7 +41,7 @@ from vnext.state.reduce import reduce, start
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read and written: formats are "log", "jsonl", "mooncake" or "vllm-vcr"."""
+    """What was read and written: formats are "log" and those of arrivals."""
 
     requests: int
     source: str
@@ -76,10 +78,25 @@ def arrivals_in(source: Path, like: Log | None = None) -> tuple[Log | None, Iter
     return None, _from_file(source, format_of(source), like.header.started.started_ns if like else 0)
 
 
+def format_of(path: Path) -> str:
+    """The format of a file of arrivals, by its first line. Raises UnusableLog if the file has none."""
+    first = next(lines_of(path), b"")
+    if first.strip() == b"{":  # over several lines
+        first = b"".join(lines_of(path))
+    try:
+        fields = msgspec.json.decode(first, type=dict[str, object]).keys()
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if is_sglang(lines_of(path)):
+            return "sglang"
+        raise UnusableLog(f"{path} is neither a log nor a file of requests ({error})") from error
+    if fields & {"input_lens", "request_throughput"}:
+        raise UnusableLog(f"{path} is a benchmark's result, which tells no request's time: convert the server's log of requests")
+    return next((form for form, marks in MARKS.items() if fields & marks), "jsonl")
+
+
 def _from_file(path: Path, format_: str, began_ns: int) -> Iterator[RequestArrived]:
-    if format_ == "jsonl":
-        return from_jsonl(lines_of(path))
-    return (from_vcr if format_ == "vllm-vcr" else from_mooncake)(lines_of(path), began_ns)
+    lines = lines_of(path)
+    return from_jsonl(lines) if format_ == "jsonl" else READERS[format_](lines, began_ns)
 
 
 def arrivals_of(log: Log) -> Iterator[RequestArrived]:
@@ -152,10 +169,6 @@ BLOCK_SIZE = 16
 """Tokens per hash in the files that this module writes."""
 BLOCK_SIZE_MIN = 5
 """Made-up tokens of a shorter block could not distinguish all hashes."""
-TOKENS_MAX = 2**22
-"""The most tokens of a prompt or an answer: a number in a file must not make us reserve all memory."""
-ARRIVAL_MS_MAX = 1e11
-"""Three years."""
 TAILS = 2**41
 """Numbers of blocks that are not full begin here; those of hashes are below."""
 
@@ -310,7 +323,7 @@ def _require_sane(reported: VcrLine, block_size: int) -> VcrLine:
         raise ValueError("it has no arrival_ms: this trace does not tell when requests came")
     if not 0 < reported.prompt_tokens <= TOKENS_MAX or not 0 < reported.output_tokens <= TOKENS_MAX:
         raise ValueError(f"prompt_tokens is {reported.prompt_tokens} and output_tokens {reported.output_tokens}")
-    if not abs(reported.arrival_ms) < ARRIVAL_MS_MAX:
+    if not abs(reported.arrival_ms) * NS_PER_MS < YEARS_NS:
         raise ValueError(f"arrival_ms is {reported.arrival_ms}")
     if reported.block_hashes and (not block_size or len(reported.block_hashes) != reported.prompt_tokens // block_size):
         raise ValueError(
@@ -325,3 +338,13 @@ def _tokens(reported: VcrLine, number: int, block_size: int, numbers: dict[int, 
     full = [spelled(each, block_size, vocabulary) for each in known]
     rest = reported.prompt_tokens - len(full) * block_size
     return np.concatenate([*full, spelled(TAILS + number, rest, vocabulary)]) if rest else np.concatenate(full)
+
+
+# ---- formats -----------------------------------------------------------------------------------------------------
+
+READERS: dict[str, Callable[[Iterable[bytes], int], Iterator[RequestArrived]]] = {
+    "mooncake": from_mooncake, "vllm-vcr": from_vcr, "otlp": from_otlp, "sglang": from_sglang,
+}  # fmt: skip
+"""Of the formats whose times count from the beginning of a run."""
+MARKS = {"mooncake": {"hash_ids"}, "vllm-vcr": {"meta", "prompt_tokens"}, "otlp": {"resourceSpans"}, "sglang": {"rid", "event"}}
+"""Members of a format's first line, any of which tells it."""

@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
     converting = command(
         commands, "convert", _convert, "convert the requests of a log or a file to a file or a log",
         "Formats: jsonl (everything), mooncake (lengths, times and shared prefixes), vllm-vcr (those and client latencies). "
-        "LOG may be such a file.",
+        "LOG may be such a file, OTLP's JSON or SGLang's JSON log.",
     )  # fmt: skip
     wanted = converting.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--to", choices=("jsonl", "mooncake", "vllm-vcr"), help="write a file in this format")
