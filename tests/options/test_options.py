@@ -181,7 +181,7 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 8192"),
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
         ("--no-enable-chunked-prefill --input-tokens 5", "--input-tokens is 5 and chunked prefill is off: a prompt"),
-        ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, fair, or name your own"),
+        ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, fair, deadline:MS, or name your own"),
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
         ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
         ("--graph-sizes many", "graph-sizes is ['many']: it must be a list, each a whole number."),

@@ -13,7 +13,7 @@ from log_drive import record, small_config
 from tests.sim.scenario_draw import scenario
 from tests.sim.simulator import simulate
 from vnext.replay.cli.main import main
-from vnext.sched import ranking
+from vnext.sched import deadline, ranking
 from vnext.sched.policies import BUILT_IN, SAMPLES, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
@@ -72,7 +72,7 @@ def test_a_policy_is_found_in_the_working_directory_and_other_modules_are_not(tm
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fifo", "there is no policy 'fifo': choose fcfs, priority, fair, or name your own as package.module:function"),
+        ("fifo", "there is no policy 'fifo': choose fcfs, priority, fair, deadline:MS, or name your own as package.module:function"),
         ("a b:c", "there is no policy"),
         ("no_such_module:f", "cannot be imported (ModuleNotFoundError"),
         ("broken_policies:f", "cannot be imported (ValueError: half written)"),
@@ -106,7 +106,7 @@ def test_a_parameter_with_a_default_is_no_second_one() -> None:
 
 
 OWN = ["last_come", "all_equal", "least_computed", "chaos"]
-DOCUMENTED = ["shortest_job_first", "shortest_job_first_aged", "fair_share"]
+DOCUMENTED = ["shortest_job_first", "shortest_job_first_aged"]
 
 
 @pytest.mark.parametrize("function", OWN)
@@ -131,7 +131,7 @@ def crowd(policy: str, **changes) -> Engine:
         **(dict(block_size=1, page_count=12, max_num_seqs=8, max_num_batched_tokens=5, policy=policy) | changes)
     )
     for number in range(16):
-        engine.arrive([1 + number % 3] * (1 + number % 6), max_tokens=7, priority=number % 3)
+        engine.arrive([1 + number % 3] * (1 + number % 6), max_tokens=7, priority=number % 3, arrival_ns=number * 10**6)
     return engine
 
 
@@ -174,7 +174,7 @@ def test_a_policy_cannot_keep_the_engine_from_its_end(monkeypatch: pytest.Monkey
     assert endless.state.counters.finished == 0 and endless.state.counters.preempted > 100
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", [*BUILT_IN, "deadline:1"])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_fast_forms_are_equal_to_the_plain_one(policy: str, depth: int) -> None:
     engine = crowd(policy, pipeline_depth=depth)
@@ -203,7 +203,7 @@ def test_what_a_policy_sees() -> None:
     seen = ranking.candidates(engine.state)
     assert seen[0] == Candidate(
         id=0, priority=7, arrival_ns=11, prompt_length=3, max_tokens=5, known=4, computed=3, preemptions=0, running=True,
-        tenant_live=3, tenant_running=1, tenant_before=0,
+        tenant_live=3, tenant_running=1, tenant_before=0, now_ns=11,
     )  # fmt: skip
     assert (seen[0].generated, seen[0].remaining) == (1, 4)
     assert [candidate.tenant_before for candidate in seen] == [0, 0, 1, 2]
@@ -284,6 +284,42 @@ def test_turns_are_of_tokens_and_not_of_requests() -> None:
         served = services(engine.state, engine.state.clients)
         assert max(served.values()) - min(served.values()) <= 19, served
         engine.step()
+
+
+def test_the_earliest_deadline_goes_first_and_late_ones_behind_those_in_time() -> None:
+    """A `priority` is the milliseconds until the first token; 0 takes those of the policy's name."""
+    engine = Engine(policy="deadline:100")
+    arrived_ms = {"usual": (0, 0), "late": (0, 9), "patient": (1, 500), "overdue": (0, 2), "soon": (20, 15)}
+    names = [name for name, (at, ms) in arrived_ms.items() if [engine.arrive([1] * 3, priority=ms, arrival_ns=at * 10**6)]]
+    order = [names[place] for place in ranking.places_best_first(engine.state, 9)]
+    assert order == ["overdue", "soon", "usual", "patient", "late"]
+
+
+@pytest.mark.parametrize(("overdue", "ends"), [(deadline.OVERDUE, True), (10**6, False)])
+def test_a_late_request_does_not_starve(monkeypatch: pytest.MonkeyPatch, overdue: int, ends: bool) -> None:
+    """In an engine that always has requests in time, a late one is served when it has waited OVERDUE times what it allowed."""
+    monkeypatch.setattr(deadline, "OVERDUE", overdue)
+    engine = Engine(policy="deadline:10", max_num_seqs=1, prefix_caching=False)
+    late, finished = engine.arrive([1] * 3, max_tokens=1, priority=1), list[int]()
+    for number in range(60):
+        for _ in range(2):
+            engine.arrive([2] * 3, max_tokens=1, arrival_ns=number * 10**6 + 2 * 10**6)
+        finished += engine.step()
+    assert (late in finished) == ends and (not ends or finished.index(late) == deadline.OVERDUE - 2)
+
+
+def test_a_request_that_has_its_first_token_is_never_late() -> None:
+    """The one that gives way is the late prompt and not the answer that is under way, whose deadline was as early."""
+    begun = deadline.deadline_key(SAMPLES[1], 3, True, SAMPLES[1].arrival_ns + 2 * 10**9, 1000)
+    late = deadline.deadline_key(SAMPLES[0], 4, False, SAMPLES[0].arrival_ns + 2 * 10**9, 1000)
+    in_time = deadline.deadline_key(SAMPLES[0], 5, False, SAMPLES[0].arrival_ns, 1000)
+    assert begun == in_time < late
+
+
+@pytest.mark.parametrize("name", ["deadline:0", "deadline:-1", "deadline:1.5", "deadline:", "deadline: 5"])
+def test_a_deadline_is_whole_milliseconds(name: str) -> None:
+    with pytest.raises(PolicyError, match="there is no policy"):
+        policy_of(name)
 
 
 def test_time_without_requests_earns_nothing() -> None:

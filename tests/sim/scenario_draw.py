@@ -256,6 +256,8 @@ def draw_config(rng: Rng) -> SchedulerConfig:
     )
     if config.policy.endswith(":fair_share") and config.page_count % 2:
         config = replace(config, policy="fair", counts_alone=config.page_count % 4 == 1)
+    if config.policy.endswith(":crowd_last") and config.page_count % 2:
+        config = replace(config, policy="deadline:1")
     return with_windows(rng, config) if rng.happens(30) else config
 
 

@@ -211,7 +211,7 @@ def test_scenarios_meet_every_class_of_faults() -> None:
     values = {name: {getattr(one.config, name) for one in drawn} for name in drawn[0].config.__struct_fields__}
     assert values["block_size"] >= {1, 2, 3, 4, 16} and values["page_count"] >= {1, 2, 3, 16}
     assert values["pipeline_depth"] >= {1, 2, 3, 4} and values["max_num_batched_tokens"] >= {1, 2, 3}
-    assert values["policy"] == {"fcfs", "priority", "fair", *scenarios.POLICIES} and len(values["vocab_size"]) == 3
+    assert values["policy"] == {"fcfs", "priority", "fair", "deadline:1", *scenarios.POLICIES} and len(values["vocab_size"]) == 3
     assert values["chunked_prefill"] == values["prefix_caching"] == {True, False}
     assert {one.rank_count for one in drawn} == {1, 2, 3}
     assert {one.shutdown_us == NEVER for one in drawn} == {True, False}

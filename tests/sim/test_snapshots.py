@@ -58,7 +58,7 @@ def test_a_snapshot_by_hand() -> None:
 # ---- policies ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [*BUILT_IN, *sample_policies.POLICIES])
+@pytest.mark.parametrize("policy", [*BUILT_IN, "deadline:1", *sample_policies.POLICIES])
 def test_policies_are_spelled_twice_and_order_alike(policy: str) -> None:
     met = Counter()
     for seed in range(350, 356):

@@ -59,7 +59,7 @@ ENGINE_HELP = {
     "enable_chunked_prefill": "allow a long prompt to take several steps",
     "async_scheduling": "plan the next step while this one runs",
     "speculative_config": """JSON object that turns drafts on, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
-    "scheduling_policy": "which goes first: fair (clients in turns), fcfs, priority (lowest first) or your package.module:function",
+    "scheduling_policy": "which goes first: fair (clients in turns), fcfs, priority, deadline:MS or package.module:function",
     "tensor_parallel_size": "number of ranks that share each layer",
     "enable_expert_parallel": "give each rank whole experts in place of a part of each, with the same bits",
     "enable_expert_load": "measure how evenly experts are used, for /metrics and the load in the log",

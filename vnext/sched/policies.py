@@ -18,6 +18,8 @@ from typing import Protocol, cast
 
 import msgspec
 
+from vnext.sched.deadline import deadline_key, usual_ms
+
 Key = tuple[int | float, ...]
 PATIENCE = 8
 """The number of preemptions after which a request comes before all others, so that no policy whose order changes can starve it."""
@@ -29,7 +31,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` counts arrivals from 0. Of the `known` tokens, `computed` are in the cache (0 while the request waits).
     `preemptions` counts its preemptions. A tenant is the set of requests with one cache salt: `tenant_live` of them live
-    (including this one), `tenant_running` run, and `tenant_before` live ones arrived before this one.
+    (including this one), `tenant_running` run, and `tenant_before` live ones arrived before this one. `now_ns` is when the latest
+    live request arrived.
     """
 
     id: int
@@ -44,6 +47,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     tenant_live: int
     tenant_running: int
     tenant_before: int
+    now_ns: int
 
     @property
     def generated(self) -> int:
@@ -75,16 +79,27 @@ def lowest_priority(candidate: Candidate) -> Key:
     return (candidate.priority, candidate.id)
 
 
+def by_deadline(usual: int) -> Policy:
+    """The policy `deadline` whose requests allow `usual` ms where they say nothing."""
+    return lambda each: deadline_key(each, each.id, each.generated > 0, each.now_ns, usual)
+
+
 BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority, "fair": lowest_priority}
-"""By name. `fair` is more than a key: this one orders the requests of one client, and ranking.py the clients."""
+"""By name, but for `deadline:MS` (deadline.py). `fair` is more than a key: this one orders the requests of one client, and
+ranking.py the clients."""
 STEADY = ("fcfs", "priority")
 """Those that never change the order of two requests."""
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the policy of this name needs no import of others' code."""
+    return name in BUILT_IN or usual_ms(name) is not None
+
+
 def require_name(name: str) -> None:
     """Raise PolicyError unless the name is built in or has the form of a user policy. Imports nothing."""
-    if name not in BUILT_IN and not OWN_NAME.fullmatch(name):
-        known = ", ".join(BUILT_IN)
+    if not is_built_in(name) and not OWN_NAME.fullmatch(name):
+        known = ", ".join((*BUILT_IN, "deadline:MS"))
         raise PolicyError(f"there is no policy {name!r}: choose {known}, or name your own as package.module:function")
 
 
@@ -92,6 +107,8 @@ def require_name(name: str) -> None:
 def policy_of(name: str) -> Policy:
     """The policy of this name, after a trial on two candidates. Raises PolicyError."""
     require_name(name)
+    if (usual := usual_ms(name)) is not None:
+        return by_deadline(usual)
     if name in BUILT_IN:
         return BUILT_IN[name]
     policy = _imported(name)
@@ -158,7 +175,7 @@ def _sample(running: bool) -> Candidate:
     return Candidate(
         id=3, priority=0, arrival_ns=10**18, prompt_length=40, max_tokens=16, known=42 if running else 40,
         computed=41 if running else 0, preemptions=0, running=running, tenant_live=2, tenant_running=1 + running,
-        tenant_before=1,
+        tenant_before=1, now_ns=10**18 + 10**9,
     )  # fmt: skip
 
 

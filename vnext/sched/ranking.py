@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from msgspec.structs import replace
 
+from vnext.sched.deadline import deadline_order, usual_ms
 from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, policy_of
 from vnext.state.facilities.weights import has_begun
 from vnext.state.state import State, Waiting
@@ -35,6 +36,8 @@ def places_best_first(state: State, count: int) -> Sequence[int]:
         return best
     if state.config.policy == "fair":
         return places_in_turn(state, count)
+    if (usual := usual_ms(state.config.policy)) is not None:
+        return places_by_deadline(state, usual)[:count]
     ranked = keys(state)
     return sorted(range(len(waiting)), key=lambda place: ranked[waiting[place].id])[:count]
 
@@ -52,6 +55,8 @@ def rows_best_first(state: State) -> list[int]:
         return best
     if state.config.policy == "fair":
         return rows_in_turn(state)
+    if (usual := usual_ms(state.config.policy)) is not None:
+        return rows_by_deadline(state, usual)
     ranked, ids = keys(state), rows.id.tolist()
     return sorted(range(len(rows)), key=lambda row: ranked[ids[row]])
 
@@ -88,7 +93,7 @@ def candidates(state: State) -> list[Candidate]:
     live = Counter(state.requests[id_].root for id_ in progress)
     running = Counter(state.requests[id_].root for id_ in columns_read[0])
     before: Counter[bytes] = Counter()
-    found = []
+    found, now_ns = [], _now_ns(state)
     for id_, (known, computed, preemptions, runs) in sorted(progress.items()):
         request = state.requests[id_]
         found.append(
@@ -105,10 +110,35 @@ def candidates(state: State) -> list[Candidate]:
                 tenant_live=live[request.root],
                 tenant_running=running[request.root],
                 tenant_before=before[request.root],
+                now_ns=now_ns,
             )  # fmt: skip
         )
         before[request.root] += 1
     return found
+
+
+def _now_ns(state: State) -> int:
+    """When the latest live request arrived, by the wall clock."""
+    return max((request.arrival_ns for request in state.requests.mapping().values()), default=0)
+
+
+# ---- the policy deadline -----------------------------------------------------------------------------------------
+
+
+def places_by_deadline(state: State, usual: int) -> list[int]:
+    """All places in the queue, best first."""
+    requests, waiting = state.requests.mapping(), state.waiting
+    ids = [entry.id for entry in waiting]
+    begun = np.array([entry.known > requests[entry.id].prompt_length for entry in waiting], dtype=bool)
+    impatient = np.array([entry.preemption_count >= PATIENCE for entry in waiting], dtype=bool)
+    return deadline_order(requests, ids, begun, impatient, _now_ns(state), usual)
+
+
+def rows_by_deadline(state: State, usual: int) -> list[int]:
+    """All rows, best first."""
+    requests, rows, ids = state.requests.mapping(), state.rows, state.rows.id.tolist()
+    begun = rows.known > np.array([requests[id_].prompt_length for id_ in ids], dtype=np.int64)
+    return deadline_order(requests, ids, begun, rows.preemption_count >= PATIENCE, _now_ns(state), usual)
 
 
 # ---- the policy fair ---------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def policy_keys(seen: PlainState) -> dict[int, Key]:
         return {id_: (requests[id_].priority, id_) for id_ in live}
     if policy == "fair":
         return turn_keys(seen)
+    if policy.startswith("deadline"):
+        return due_keys(seen, int(policy.partition(":")[2] or 1000))
     order = SAMPLE_ORDERS.get(policy)
     if order is None:
         return keys(state)
@@ -72,6 +74,24 @@ def turn_keys(seen: PlainState) -> dict[int, Key]:
         found[best.id] = (1, len(state.waiting) - len(queue))
         served[of[best.id]] += best.known
         queue.remove(best)
+    return found
+
+
+def due_keys(seen: PlainState, usual: int) -> dict[int, Key]:
+    """Under `deadline:MS`: impatient and then overdue requests by arrival, then those in time by deadline, then the late ones. A
+    request that has its first token is in time."""
+    state, requests = seen.state, seen.state.requests.mapping()
+    progress: dict[int, tuple[int, int]] = {entry.id: (entry.known, entry.preemption_count) for entry in state.waiting}
+    progress |= zip(seen.rows.id, zip(seen.rows.known, seen.rows.preemption_count))
+    now_ns = max((requests[id_].arrival_ns for id_ in progress), default=0)
+    found: dict[int, Key] = {}
+    for id_, (known, preemptions) in progress.items():
+        request = requests[id_]
+        allowed_ns = 10**6 * (usual if request.priority <= 0 else request.priority)
+        waited_ns = now_ns - request.arrival_ns
+        is_late = waited_ns > allowed_ns and known == len(request.prompt) // 4
+        place = -2 if preemptions >= PATIENCE else -1 if waited_ns >= 8 * allowed_ns else int(is_late)
+        found[id_] = (place, 0 if place < 0 else request.arrival_ns + allowed_ns, id_)
     return found
 
 

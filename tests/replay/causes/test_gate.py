@@ -29,6 +29,12 @@ def test_fair_turns_pass_and_fewer_sequences_do_not(noisy, capsys) -> None:
     assert shown.count(f"{noisy}: 32.9% of the requests") == 2 and "request 45 most" in shown and "does not hold" in shown
 
 
+def test_deadlines_pass_without_a_late_request_that_was_in_time(noisy, capsys) -> None:
+    assert main(["gate", str(noisy), "--policy", "deadline:1000", "--slo", "ttft=1s", "--json"]) == 0
+    (better,) = json.loads(capsys.readouterr().out)["logs"]
+    assert better["after"] > 1.5 * better["before"] and better["control"] == better["lost"] == 0
+
+
 def test_a_log_that_does_not_come_again_is_no_ground(noisy, capsys) -> None:
     """The control: what the simulator gets wrong may not pass as the policy's merit."""
     with patch.object(gating, "reproduced", lambda taken, again: len(taken.events) - 2):

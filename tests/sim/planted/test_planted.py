@@ -22,7 +22,7 @@ from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
 from planted_recurrent_bugs import DRAFTED_STATE_BUGS, PINNED_STATE_BUGS, RECURRENT_BUGS
 from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planted_router_bugs import ROUTER_BUGS
-from planted_sched_bugs import SCHED_BUGS
+from planted_sched_bugs import DEADLINE_BUGS, SCHED_BUGS
 from planted_shortage_bugs import SHORTAGE_BUGS
 from planted_state_bugs import INPUT_BUGS, INPUT_LOSS_BUGS, SEARCH_BUGS, SEARCH_LOSS_BUGS, STATE_BUGS
 from planted_tier_bugs import PEER_BUGS, STATE_PEER_BUGS, STATE_TIER_BUGS, TIER_BUGS
@@ -60,6 +60,11 @@ def takes_turns(seed: int) -> bool:
     return scenario(seed, client_count=CLIENTS).config.policy == "fair"
 
 
+def has_deadlines(seed: int) -> bool:
+    """Whether the earliest deadline goes first."""
+    return scenario(seed, client_count=CLIENTS).config.policy.startswith("deadline")
+
+
 def loses_pins(seed: int) -> bool:
     """Whether ranks die or weights change in a scenario with pins."""
     return retains(seed) and (dies(seed) or changes_weights(seed))
@@ -93,7 +98,7 @@ def pins_states(seed: int) -> bool:
 SHOWN = {
     speculates: DRAFT_BUGS, drafts_at_a_price: COST_BUGS, drafts_by_grammar: FORCING_BUGS, constrains: CONSTRAINT_BUGS,
     is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, reads_snapshots: STATE_TIER_BUGS, hands_states_over: STATE_PEER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
-    loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
+    loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS, has_deadlines: DEADLINE_BUGS,
     has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, pins_states: PINNED_STATE_BUGS, has_pictures: INPUT_BUGS,
     lacks_memory: SHORTAGE_BUGS, loses_units: INPUT_LOSS_BUGS, searches: SEARCH_BUGS, loses_searches: SEARCH_LOSS_BUGS,
 }  # fmt: skip

@@ -27,7 +27,7 @@ from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.tail import Damaged, Tail, newest_log
 from vnext.replay.reading.verify import load_difference, plan_difference, why_not_decided
-from vnext.sched.policies import BUILT_IN, PATIENCE, PolicyError
+from vnext.sched.policies import PATIENCE, PolicyError, is_built_in
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
@@ -329,4 +329,4 @@ def _awaits_adapter(state: State) -> bool:
 
 def _decides_nothing(state: State) -> bool:
     """Whether the scheduler plans nothing. False if the policy is the engine's own: reading a log must not import it."""
-    return state.config.policy in BUILT_IN and schedule(state) is None
+    return is_built_in(state.config.policy) and schedule(state) is None

@@ -19,7 +19,7 @@ from vnext.replay.reading.continued import Continued
 from vnext.replay.reading.folding import Broken, Fold, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
 from vnext.replay.reading.handed_over import HandedOver
 from vnext.replay.reading.source import Log
-from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
+from vnext.sched.policies import PolicyError, is_built_in, policy_of
 from vnext.sched.residency import next_load
 from vnext.sched.schedule import schedule
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
@@ -323,7 +323,7 @@ def why_not_digested(log: Log) -> str:
 def why_not_decided(log: Log, own_policy: bool = False) -> str:
     """Why this log's plans cannot be decided again here, "" if they can. Imports nothing unless `own_policy`."""
     name = log.header.started.config.policy
-    if name not in BUILT_IN and not own_policy:
+    if not is_built_in(name) and not own_policy:
         return f"the log names the policy {name}, and a log is no reason to run code: give --own-policy to import it"
     try:
         policy_of(name)

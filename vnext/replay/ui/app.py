@@ -34,7 +34,7 @@ from vnext.replay.ui.overview import COLUMNS, PARTS_MAX
 from vnext.replay.ui.walk import Kind, Moment, Walk
 from vnext.sched.admission import Wait
 from vnext.sched.explain import Explanation, explain
-from vnext.sched.policies import BUILT_IN
+from vnext.sched.policies import is_built_in
 from vnext.server.http.static_files import StaticFiles, isolate, new_token, refusal
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.state import Request, State, Waiting
@@ -329,7 +329,7 @@ def explained(moment: Moment) -> Explanation:
     """Why requests wait in this step. Empty if none waits, or if the policy is the engine's own, which would have to be
     imported."""
     plan = moment.plan
-    if moment.before.config.policy not in BUILT_IN:
+    if not is_built_in(moment.before.config.policy):
         return Explanation(plan, ())
     if moment.before.waiting or plan.preempted or plan.changed:
         return explain(moment.before)
