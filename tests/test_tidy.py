@@ -145,8 +145,8 @@ ARROWS = {
         "state/traits",
     },
     "replay/rerun": {
-        "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
-        "sched/*",
+        "kernels", "models", "sampling", "media/vectors", "runtime/protocol", "runtime/batch", "runtime/processes",
+        "runtime/rank/by_parts", "runtime/rank/images", "state/*", "sched/*",
     },
     "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*", "state/store/inputs"},
     "replay/ui": {

@@ -87,7 +87,7 @@ def test_a_pause_is_no_standstill(logs, privacy):
 def test_steps_know_their_weights(logs):
     """What runs the model again takes the version of each step from here."""
     walk, versions = Walk(logs["full"], Selection()), set()
-    walk.begin(10**6)
+    walk.begin(10**6, str)
     for step in walk.steps():
         versions.add(step.state.weights.version if step.state.weights else 0)
     assert walk.end == "complete" and versions == {0, *(change.version for change in changes_of(logs["full"]))}

@@ -295,7 +295,7 @@ def test_its_requests_convert_and_come_back(logs, tmp_path, capsys):
 def test_the_walk_of_exec_begins_anew_at_recoveries(logs):
     """Lost steps are uncommitted; what a resumed request brought counts as its own tokens."""
     walk = Walk(logs["whole"], Selection(), telling=True)
-    walk.begin(10**6)
+    walk.begin(10**6, str)
     steps = [step.step for step in walk.steps()]
     items = folded(logs["whole"])
     assert walk.uncommitted == len(lost_steps(items)) and not set(steps) & set(lost_steps(items))

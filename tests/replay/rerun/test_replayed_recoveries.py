@@ -65,7 +65,7 @@ def disturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder, rng = tmp_path_factory.mktemp("recovered"), random.Random(5)
     calm = record(checkpoint, folder / "calm", requests=16)
     walk = Walk(calm, Selection(), telling=True)
-    walk.begin(10**6)
+    walk.begin(10**6, str)
     list(walk.steps())
     log = open_log(calm)
     arrivals = [event for item in log.items() if isinstance(item, Frame) for event in item.events if isinstance(event, RequestArrived)]

@@ -167,6 +167,6 @@ def digest_changed(version: int):
 def drawn_by(log: Path) -> dict[int, Span]:
     """What drew each answer's last token."""
     walk = Walk(log, Selection(), telling=True)
-    walk.begin(10**6)
+    walk.begin(10**6, str)
     list(walk.steps())
     return {id_: spans[-1] for id_, each in walk.reported.items() if (spans := list(each.spans(each.request.prompt_length)))}

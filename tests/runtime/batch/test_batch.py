@@ -98,7 +98,7 @@ def seen_part(table: np.ndarray, forward: ForwardBatch, block_size: int, window:
 
 
 def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
-    for name in (*fast.forward._fields[:7], "turning"):
+    for name in (*fast.forward._fields[:7], "turning", "inputs"):
         assert_equal_trees(getattr(fast.forward, name), getattr(simple.forward, name))
     assert_equal_trees(fast.forward.groups, simple.forward.groups)
     assert np.array_equal(fast.logprobs, simple.logprobs)

@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
     """Declare these commands."""
     writing = command(
         commands, "rollouts", _rollouts, "write the finished answers of a log as a trainer's file, with one digest of them all",
-        "LOG must contain texts (recorded with --log full). Further logs are those of engines that continued its requests.",
+        "LOG must contain texts (--log full). Further logs are those of engines that continued its requests.",
     )  # fmt: skip
     writing.add_argument("others", metavar="LOG", type=Path, nargs="*", help="logs that continue it, in order")
     writing.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="the file to write (JSONL); must not exist")
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     add_model(writing)
     auditing = command(
         commands, "audit", _audit, "check somebody else's log: run random steps of it again, and name what was changed",
-        "LOG must contain texts (recorded with --log full). Folds and decides the whole log again too.",
+        "LOG must contain texts (--log full). Folds and decides the whole log again too.",
     )  # fmt: skip
     auditing.add_argument("--sample", metavar="SHARE", default="1%", help="share of the steps that run again: 1%%, 0.01 or all")
     auditing.add_argument("--seed", type=int, help="chooses the same steps again (default: random)")

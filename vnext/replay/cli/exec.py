@@ -36,14 +36,14 @@ def add(commands: Commands) -> None:
     """Declare these commands."""
     executing = command(
         commands, "exec", _exec, "run the model again on the recorded batches and compare every token",
-        "LOG must contain texts (recorded with --log full). Settings are the log's unless given here.",
+        "LOG must contain texts (--log full). Settings are the log's unless given here.",
     )  # fmt: skip
     add_model(executing)
     add_range(executing)
     executing.add_argument("--solo", action="store_true", help="run each request alone, in its own engine")
     profiling = command(
         commands, "profile", _profile, "run the model again on the recorded batches and measure each operation",
-        "LOG must contain texts (recorded with --log full). Shows the time and the rates of each operation of the CPU kernels, and "
+        "LOG must contain texts (--log full). Shows time and rates of each operation of the CPU kernels, and "
         "the engine's own times beside. Drafts that were not kept are left out.",
     )  # fmt: skip
     add_model(profiling)
@@ -68,6 +68,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--weights", metavar="VERSION=PATH", action="append", default=[],
         help="folder or file of a later version of the weights, for each version (default: where the log says it was)",
     )  # fmt: skip
+    parser.add_argument("--inputs", metavar="DIR", type=Path, help="disk tier with vectors of images, sounds (default: the log's)")
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
     parser.add_argument("--kv-cache-dtype", choices=CACHES, help="data type of keys and values")
@@ -119,7 +120,7 @@ def chosen_of(arguments: argparse.Namespace) -> ModelChoice:
     prepare(arguments.threads or 0, arguments.deterministic is not False)
     return ModelChoice(
         model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names},
-        weights=dict(map(_version_of, arguments.weights)),
+        weights=dict(map(_version_of, arguments.weights)), inputs=arguments.inputs,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from vnext.replay.execution.execution import (
     ModelChoice,
     Progress,
     is_ready,
+    kept_at,
     machine_of,
     numerics_of,
     sentences,
@@ -333,7 +334,9 @@ def _numerics(unknown: list[TokenDifference], walk: Walk, machine: Machine, chos
             continue
         try:
             numerics = numerics_of(walk, chosen.changes | change)
-            other = open_machine(started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights)
+            other = open_machine(
+                started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights, kept_at(walk, chosen)
+            )
         except CannotRun:
             continue
         alone, (field, value) = Alone(other, walk.first.config), next(iter(change.items()))

@@ -18,6 +18,7 @@ import numpy as np
 
 from vnext.replay.execution.recorded import RecordedStep, Reported, Selection, Walk
 from vnext.replay.reading.source import UnusableLog
+from vnext.replay.rerun.model_of_log import KeptAt
 from vnext.replay.rerun.numerics import CannotRun, Ground, Numerics, changed, grounds, recorded_numerics
 from vnext.state.samples import sample_points
 from vnext.state.state import Weights
@@ -36,13 +37,14 @@ Progress = Callable[[int, int], None]
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The model (None: the one that the log names), what to change from the log's settings, and where versions of the weights are
-    that the log names elsewhere, or nowhere any more."""
+    """The model (None: the one that the log names), what to change from the log's settings, where versions of the weights are that
+    the log names elsewhere, or nowhere any more, and the disk tier with vectors of inputs (None: the one that the log names)."""
 
     model: str | None = None
     any_model: bool = False
     changes: dict[str, object] = {}
     weights: dict[int, Path] = {}
+    inputs: Path | None = None
 
 
 class TokenDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,10 +126,18 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
     from vnext.replay.rerun.machine import open_machine
 
     machine = open_machine(
-        walk.log.header.started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights
-    )
-    walk.begin(machine.config.vocab_size)
+        walk.log.header.started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights,
+        kept_at(walk, chosen),
+    )  # fmt: skip
+    walk.begin(machine.config.vocab_size, machine.why_lacking)
     return machine
+
+
+def kept_at(walk: Walk, chosen: ModelChoice) -> KeptAt:
+    """Where the vectors of the log's inputs are."""
+    header = walk.log.header
+    named = header.started.environment.get("inputs", "")
+    return KeptAt(chosen.inputs or (Path(named) if named else None), header.code_version)
 
 
 def numerics_of(walk: Walk, changes: dict[str, object]) -> Numerics:

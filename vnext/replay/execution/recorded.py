@@ -7,7 +7,7 @@ without texts. Knows no tensors.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from vnext.state.outputs import outputs
 from vnext.state.preempt import row_tokens
 from vnext.state.samples import runs_in, with_kept_drafts
 from vnext.state.state import Request, State
-from vnext.state.store.inputs import has_inputs
+from vnext.state.store.inputs import has_inputs, inputs_in
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +121,7 @@ class Walk:
         self.uncommitted = self.unseen = self.recoveries = 0
         self._promoted: list[tuple[int, Promoted]] = []
         self._vocab_size: int | None = None
+        self._why_lacking: Callable[[bytes], str] = lambda digest: ""
 
     def adapter_folders(self) -> dict[str, str]:
         """Where the log's LoRA adapters were read from, by digest."""
@@ -129,10 +130,10 @@ class Walk:
         events = (event for item in self.log.items() if isinstance(item, Frame) for event in item.events)
         return {event.digest: event.path for event in events if isinstance(event, AdapterLoaded)}
 
-    def begin(self, vocab_size: int) -> None:
+    def begin(self, vocab_size: int, why_lacking: Callable[[bytes], str]) -> None:
         """Call before `steps`, for a model of this vocabulary size. A token outside of the vocabulary raises
-        UnusableLog, here or in `steps`, as does a prompt with an image or a sound."""
-        self._vocab_size = vocab_size
+        UnusableLog, here or in `steps`, as does an image or a sound of which `why_lacking` says why it is not here."""
+        self._vocab_size, self._why_lacking = vocab_size, why_lacking
         for request, tokens in _living(self.first):
             self._meet(request, tokens)
 
@@ -200,10 +201,8 @@ class Walk:
 
     def _meet(self, request: Request, tokens: np.ndarray) -> None:
         if self._vocab_size is not None and has_inputs(request.prompt):
-            raise UnusableLog(
-                f"request {request.id} has an image or a sound, and a log keeps its digest alone: `vnext-replay verify` replays "
-                "every decision, and --steps chooses steps without such requests"
-            )
+            self._require_inputs(request)
+            tokens = np.concatenate((tokens[: request.prompt_length].clip(0), tokens[request.prompt_length :]))
         self._require_tokens(tokens, f"request {request.id} holds")
         sampling = request.sampling
         named = [token for token, _ in sampling.logit_bias] + list(sampling.stop_token_ids)
@@ -219,6 +218,15 @@ class Walk:
                 reported.steps.append(step)
             else:
                 reported.first += 1
+
+    def _require_inputs(self, request: Request) -> None:
+        for _, _, digest in inputs_in(unpack_tokens(request.prompt)):
+            if why := self._why_lacking(digest):
+                raise UnusableLog(
+                    f"request {request.id} has an image or a sound, {digest.hex()}, whose vectors are not kept ({why}): give the "
+                    "folder of a server's --kv-disk-dir, which keeps them, with --inputs; `vnext-replay verify` replays every "
+                    "decision without, and --steps chooses steps without such requests"
+                )
 
     def _require_tokens(self, tokens: np.ndarray, what: str) -> None:
         if self._vocab_size is None or not len(tokens):

@@ -35,6 +35,9 @@ NOBODY_ELSE = dict(
     long_prefill_token_threshold=0,
     chunked_prefill=True,
     speculation=None,
+    inputs_a_step=0,
+    input_units=0,
+    input_tokens=0,
 )
 
 

@@ -26,7 +26,9 @@ from vnext.models.layers.recurrent import copy_states
 from vnext.models.layers.sharding import check_world_size
 from vnext.models.loading.adapter import load_adapter
 from vnext.models.loading.checkpoint import fingerprint
-from vnext.replay.rerun.model_of_log import folder_of
+from vnext.models.loading.unread import has_tower
+from vnext.replay.rerun.kept_inputs import KeptInputs
+from vnext.replay.rerun.model_of_log import KeptAt, folder_of
 from vnext.replay.rerun.numerics import CannotRun, Numerics
 from vnext.replay.rerun.shard import Kernels, Shard
 from vnext.replay.rerun.turns import Turns
@@ -76,6 +78,18 @@ class Machine:
         self.versions = Versions(path, self.shards, self.kernels, weights, checks)
         self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
         self.sampler = self._sampler(numerics.sampler)
+
+    def have_inputs(self, started: EngineStarted, kept: KeptAt) -> None:
+        """Put the vectors into steps that the log's engine kept of images and sounds, if the model reads any. Raises CannotRun."""
+        if has_tower(self.path, self.config):
+            inputs = KeptInputs(self.path, self.config, self.shards[0].dtype, started, kept)
+            for shard in self.shards:
+                shard.inputs = inputs
+
+    def why_lacking(self, digest: bytes) -> str:
+        """Why an image or a sound cannot be computed with, "" where it can."""
+        inputs = self.shards[0].inputs
+        return f"{self.path} reads none" if inputs is None else inputs.why_lacking(digest)
 
     def _sampler(self, name: str) -> OwnSampler | None:
         try:
@@ -142,10 +156,10 @@ def tensors_of(cache: KvCache) -> list[torch.Tensor]:
 
 def open_machine(
     started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool, folders: Mapping[str, str],
-    weights: Mapping[int, Path],
+    weights: Mapping[int, Path], kept: KeptAt,
 ) -> Machine:  # fmt: skip
-    """The log's model, from `model` or from where the log says, and its later `weights` by version. Raises CannotRun if it is
-    another model, or missing."""
+    """The log's model, from `model` or from where the log says, its later `weights` by version, and what it `kept` of images.
+    Raises CannotRun if it is another model, or missing."""
     path = folder_of(started, model)
     try:
         found = fingerprint(path)
@@ -159,6 +173,7 @@ def open_machine(
     threads = numerics.threads or default_threads(1)
     machine = Machine(path, msgspec.structs.replace(numerics, threads=threads), folders, weights, checks=not any_model)
     require_fit(machine, started.config)
+    machine.have_inputs(started, kept)
     return machine
 
 

@@ -1,9 +1,10 @@
-"""The folder of the model that a log was recorded with, and the digests of its files. Loads no weights."""
+"""The folder of the model that a log was recorded with, the digests of its files, and where its inputs are. Loads no weights."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
@@ -11,6 +12,13 @@ from vnext.models.loading.named import here
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.runtime.processes.launch import DEMO_MODEL, model_folder, named_models
 from vnext.state.events import EngineStarted
+
+
+class KeptAt(NamedTuple):
+    """The disk tier with the vectors of a log's inputs, None where there was none, and the version of vnext that made them."""
+
+    folder: Path | None
+    version: str
 
 
 def folder_of(started: EngineStarted, model: str | None) -> Path:

@@ -87,6 +87,8 @@ class Search:
         """Whether something differs in this step; `logits` are those that the machine computed as the engine does, in `caches`."""
         if caches is not self._caches:
             self._use(caches)
+        if batch.inputs and (tower := self._machine.config.tower) is not None and tower.is_mutual:
+            raise CannotRun("bisect repeats operations, and what is seen to both sides of an image is computed twice: use exec")
         self._watch.begin()
         self._counterpart.begin(batch, self._watch)
         self._tokens = batch.token_ids.shape[0]

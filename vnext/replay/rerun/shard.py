@@ -28,9 +28,11 @@ from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.kept import Kept
 from vnext.models.loading.weights import choose_dtype, load_params, refill_params
 from vnext.models.registry import family
+from vnext.replay.rerun.kept_inputs import KeptInputs
 from vnext.replay.rerun.numerics import PLAIN, TORCH, CannotRun, Numerics
 from vnext.runtime.batch.tensors import tensors_of_batch
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, invariance
+from vnext.runtime.rank.by_parts import rests, spare_pages
 
 
 class Shard:
@@ -58,6 +60,7 @@ class Shard:
         self.kept, self._formats = Kept(), weight_formats(numerics.quantization, self.invariance.form)
         self.params = load_params(path, self.config, parallel, self.dtype, "cpu", self._formats, kept=self.kept)
         self.base, self.adapters = Base(self.config, parallel, self.kept.targets, path), list[Adapter]()
+        self.inputs: KeptInputs | None = None  # where the model reads images or sounds
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with these tensors, which update.py has checked, from now on. Raises ModelError."""
@@ -65,6 +68,7 @@ class Shard:
 
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
+        pages += spare_pages(self.config, block_size)
         return make_kv_cache(self.config, pages, block_size, self.kv_dtype, "cpu", self.parallel)
 
     def states(self, pages: int) -> tuple[tuple[torch.Tensor, ...], ...]:
@@ -77,7 +81,13 @@ class Shard:
         params, batch = self.params if params is None else params, tensors_of_batch(batch)
         with torch.inference_mode():
             forward = AdaptedForward(self.family.forward, self.adapters, "cpu") if batch.adapters else self.family.forward
+            again = []
+            if batch.inputs and self.inputs is not None:
+                batch = self.inputs.with_vectors(batch, params, self.parallel)
+                again = list(rests(batch, cache, self.config, self.inputs.vectors))
             hidden, _ = forward(params, cache, batch, self.config, self.parallel)
+            for each in again:
+                forward(params, cache, each, self.config, self.parallel)
             if batch.sample_at.shape[0] == 0:
                 return None
             logits: torch.Tensor = self.family.logits(params, hidden, self.config, self.parallel)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, InputPart, RecurrentBatch
 from vnext.runtime.batch.masks import first_of, firsts_of
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
@@ -64,6 +64,7 @@ def rebuild(
         groups=tuple(others),
         adapters=adapters_of(state, entries),
         recurrent=recurrent_of(state, entries),
+        inputs=tuple(inputs_of(state, entries)),
         turning=turning_of(state, entries),
     )
     rows = [(each.row, each.history[: each.end - back], each.end - back) for each in entries for back in each.samples]
@@ -90,6 +91,18 @@ def recurrent_of(state: State, entries: Sequence[Entry]) -> RecurrentBatch | Non
         return None
     pages = [int(recurrent[LIVE, entry.row]) for entry in entries]
     return RecurrentBatch((), np.array(pages, dtype=np.int32), np.array([entry.start == 0 for entry in entries]))
+
+
+def inputs_of(state: State, entries: Sequence[Entry]) -> Iterator[InputPart]:
+    """What the entries compute of their prompts' inputs, token by token."""
+    place = 0
+    for entry in entries:
+        prompt = np.frombuffer(state.requests[int(state.rows.id[entry.row])].prompt, np.int32)
+        for begin, length, digest in inputs_in(prompt):
+            computed = [at for at in range(entry.start, entry.end) if begin <= at < begin + length]
+            if computed:
+                yield InputPart(place + computed[0] - entry.start, len(computed), digest, computed[0] - begin)
+        place += entry.end - entry.start
 
 
 def turning_of(state: State, entries: Sequence[Entry]) -> np.ndarray | None:

@@ -21,7 +21,7 @@ from vnext.base.version import __version__
 from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
 from vnext.media.reader import form_of
-from vnext.media.seen import part_in
+from vnext.media.seen import Form, part_in
 from vnext.media.sounds import samples_in, spectrogram_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
@@ -184,7 +184,37 @@ class Shelf:
             log.warning("%s", sentence)
 
 
-class Inputs:
+class InputVectors:
+    """Puts vectors into steps. Who has some says where they are."""
+
+    def __init__(self, stands_for: int) -> None:
+        """`stands_for`: a token of the vocabulary in the place of inputs' tokens."""
+        self._token = stands_for
+
+    def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
+        """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises as `_found`."""
+        tokens = torch.where(batch.token_ids < 0, self._token, batch.token_ids)
+        found = [(slice(at, at + count), self._found(digest).part(first, count)) for at, count, digest, first in batch.inputs]
+        for places, (_, spelled) in found:
+            tokens[places] = spelled
+        batch = batch._replace(token_ids=tokens)
+        states = embedded(params, batch, parallel)
+        width, deep = states.shape[1], list[tuple[slice, torch.Tensor]]()
+        for places, (vectors, spelled) in found:
+            states[places] = torch.where((spelled == self._token)[:, None], vectors[:, :width], states[places])
+            if vectors.shape[1] > width:
+                deep.append((places, vectors[:, width:].unflatten(1, (-1, width))))
+        return batch._replace(states=states, deep=tuple(deep))
+
+    def vectors(self, digest: bytes) -> torch.Tensor:
+        """Of an input that has been encoded, [N, width]."""
+        return self._found(digest).vectors
+
+    def _found(self, digest: bytes) -> Encoded:
+        raise AssertionError("who has vectors finds them")
+
+
+class Inputs(InputVectors):
     """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made, `read` those from files."""
 
     shelf: Shelf | None = None
@@ -195,13 +225,13 @@ class Inputs:
     def __init__(
         self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int, stands_for: int, kept_bytes: int = KEPT_BYTES
     ) -> None:
-        """Has met no input. `states`: that the tower computes of one; `stands_for`: a token of the vocabulary in the place of
-        inputs' tokens. Raises ModelError."""
+        """Has met no input. `states`: that the tower computes of one. Raises ModelError."""
+        super().__init__(stands_for)
         parts = tower_parts(config.architecture)
         self._config, self._project = parts.config(config), parts.project
         self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
         self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
-        self._states, self._token, self._kept_bytes = states, stands_for, kept_bytes
+        self._states, self._kept_bytes = states, kept_bytes
         self._begun: Begun | None = None  # the cache of keys and values is of one input
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
         self._bytes = self.computed = self.read = 0
@@ -227,26 +257,8 @@ class Inputs:
             begun = begun._replace(done=begun.done + 1, count=count)
         self._begun = begun
 
-    def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
-        """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises InputGone."""
-        tokens = torch.where(batch.token_ids < 0, self._token, batch.token_ids)
-        found = [(slice(at, at + count), self._found(digest).part(first, count)) for at, count, digest, first in batch.inputs]
-        for places, (_, spelled) in found:
-            tokens[places] = spelled
-        batch = batch._replace(token_ids=tokens)
-        states = embedded(params, batch, parallel)
-        width, deep = states.shape[1], list[tuple[slice, torch.Tensor]]()
-        for places, (vectors, spelled) in found:
-            states[places] = torch.where((spelled == self._token)[:, None], vectors[:, :width], states[places])
-            if vectors.shape[1] > width:
-                deep.append((places, vectors[:, width:].unflatten(1, (-1, width))))
-        return batch._replace(states=states, deep=tuple(deep))
-
-    def vectors(self, digest: bytes) -> torch.Tensor:
-        """Of an input that has been encoded, [N, width]."""
-        return self._found(digest).vectors
-
     def _found(self, digest: bytes) -> Encoded:
+        """Raises InputGone."""
         if digest not in self._kept:
             begun, self._begun = self._begun, None
             if begun is not None and begun.digest == digest:
@@ -292,6 +304,14 @@ class Inputs:
             self._bytes -= self._kept.popitem(last=False)[1].vectors.nbytes
 
 
+def form_at(path: Path, tower: Tower) -> Form:
+    """That of the images of the model at `path`. Raises ModelError."""
+    try:
+        return form_of(path, tower.sizes)
+    except MediaError as error:
+        raise ModelError(f"{error}.") from error
+
+
 class Images(Inputs):
     """The tower of images."""
 
@@ -301,11 +321,8 @@ class Images(Inputs):
         self._tower: Tower = config.tower
         self._folder = folder
         super().__init__(path, config, dtype, self._tower.grid**2, self._tower.image_token, kept_bytes)
-        try:
-            self._form = form_of(path, self._tower.sizes)
-            self.form = repr(self._form)
-        except MediaError as error:
-            raise ModelError(f"{error}.") from error
+        self._form = form_at(path, self._tower)
+        self.form = repr(self._form)
 
     def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
         """As Inputs, of an image's input."""

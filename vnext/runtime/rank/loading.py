@@ -369,6 +369,7 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         tower, sound = runner.config.tower, runner.config.sound
         numbers |= ({IMAGES: tower.sizes} if tower else {}) | ({ENCODES: "alone"} if settings.role == "encode" else {})
         numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
+        numbers |= {"inputs": str(Path(settings.kv_disk_dir).expanduser().absolute())} if settings.kv_disk_dir else {}
     if runner.routes.ids:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)
     if runner.device_type == "cpu":

@@ -141,7 +141,7 @@ def test_what_ranks_find_is_decided_with(model: tuple[Path, list[bytes], list[in
     for place in range(2):
         with LLM(str(path), **settings, log_dir=str(tmp_path / str(place))) as llm:
             found.append((answer(llm, files, prompt, 300 if files is TILES else 6), log := str(llm.log_dir)))
-        assert replay(["verify", "--laws", log]) == 0
+        assert replay(["verify", "--laws", log]) == replay(["exec", log]) == replay(["exec", log, "--solo"]) == 0
         assert files is SOUNDS or replay(["what-if", log, "--set", "input_tokens=3"]) == 0
         forget_blocks(tmp_path)
     (first, computed), (second, read) = ((tokens, [*events_in(log)]) for tokens, log in found)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,8 +18,11 @@ from safetensors.numpy import load_file, save_file
 from seeing_cases import CASES, GRIDS, IMAGE, MARKS, processed, save_seeing
 
 from vnext import LLM, SamplingParams
+from vnext.media.vectors import VectorFiles
+from vnext.models.config.model_config import load_config
 from vnext.models.loading.unread import unread
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.engine import process
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 COUNT = 64
@@ -131,19 +134,83 @@ def test_all_of_the_checkpoint_is_read(seeing: tuple[str, Path, Any]) -> None:
     assert unread(seeing[1]) == ""
 
 
+class Tier(NamedTuple):
+    """Where vectors of inputs are kept: what an engine is told, and what a command is."""
+
+    folder: Path
+    settings: dict[str, Any]
+    given: list[str]
+
+
+def recorded(path: Path, tmp_path: Path, prompts: Sequence[Any], **more: Any) -> str:
+    """The log of answers to these prompts."""
+    settings = {"dtype": "float32", "block_size": 4, "threads": 1, "executor": "inproc", "log": "full", "log_dir": str(tmp_path)}
+    with engines_here(), LLM(str(path), **settings | more) as llm:
+        for prompt in prompts:
+            answered(llm, [prompt] if isinstance(prompt, str) else prompt)
+        return str(llm.log_dir)
+
+
+@pytest.fixture
+def tier(seeing: tuple[str, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
+    """A model with windows has no disk tier, and vectors where an engine that only encodes has them."""
+    folder, settings_of = tmp_path / "tier", process.handover_settings
+    if seeing[0] != "whole":
+        return Tier(folder, {"kv_disk_dir": str(folder)}, [])
+    there = {"inputs_dir": str(folder), "inputs_bytes": 10**9}
+    monkeypatch.setattr(process, "handover_settings", lambda settings: settings_of(settings) | there)
+    return Tier(folder, {}, ["--inputs", str(folder)])
+
+
+def test_a_log_is_run_again_where_inputs_were_kept(seeing: tuple[str, Path, Any], tmp_path: Path, tier: Tier) -> None:
+    """What the first engine has encoded the second one finds, and blocks behind images are hits."""
+    kind, path, _ = seeing
+    settings: tuple[dict[str, Any], ...] = ({"max_num_batched_tokens": 11, "input_tokens": 2}, {})
+    first, second = (recorded(path, tmp_path, [prompts_of(kind)], **tier.settings, **more) for more in settings)
+    for command in (
+        ["exec", first], ["exec", second], ["exec", second, "--solo", "--requests", "1,3"],
+        ["exec", second, "--steps", ":9", "--tp", "2"], ["audit", second, "--sample", "0.05", "--seed", "1"],
+    ):  # fmt: skip
+        assert replay([*command, *tier.given]) == 0, command
+    refused = kind == "whole" or load_config(path).recurrent is not None  # bisect computes no operation twice
+    assert replay(["bisect", second, "--solo", "--steps", ":9", *tier.given]) == (2 if refused else 0)
+
+
+def test_vectors_are_those_of_the_log_or_nothing_is_run(
+    seeing: tuple[str, Path, Any], tmp_path: Path, tier: Tier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, path, _ = seeing
+    log, copy = recorded(path, tmp_path, [prompts_of(kind)[:2]], **tier.settings), ["--inputs", str(tmp_path / "copy")]
+    shutil.copytree(tier.folder, tmp_path / "copy")
+    assert replay(["exec", log, *copy]) == 0
+    found = sorted(tier.folder.glob("inputs-*/*"))
+    files = VectorFiles(tmp_path / "copy", json.loads(found[0].parent.with_suffix(".json").read_text()), 10**9)
+    for each in found:
+        right = files.read(digest := bytes.fromhex(each.name))
+        assert right is not None
+        (files.folder / each.name).unlink()
+        files.write(digest, right._replace(rows=(right.rows.view(np.float32) * 2).view(np.uint8)))
+    assert replay(["exec", log, *copy]) == 1, "whole, and another's"
+    path, whole = files.folder / found[0].name, found[0].read_bytes()
+    for file, why in ((whole[:-1], "is damaged"), (whole[:-1] + bytes([whole[-1] ^ 1]), "is damaged"), (None, "are not in")):
+        path.unlink() if file is None else path.write_bytes(file)
+        capsys.readouterr()
+        for command in ("exec", "audit"):
+            assert replay([command, log, *copy]) == 2
+            said = capsys.readouterr().err
+            assert path.name in said and why in said and "--kv-disk-dir" in said
+        assert file is None or path.read_bytes() == file, "nothing is removed"
+
+
 def test_a_log_is_run_again_but_for_images(seeing: tuple[str, Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, path, _ = seeing
-    settings = {"dtype": "float32", "block_size": 4, "threads": 1, "executor": "inproc", "log": "full", "log_dir": str(tmp_path)}
-    with engines_here(), LLM(str(path), **settings) as llm:
-        answered(llm, ["<bos> d3 e4"])
-        answered(llm, prompts_of(kind))
-        log = llm.log_dir
+    log = recorded(path, tmp_path, ["<bos> d3 e4", prompts_of(kind)])
     assert replay(["verify", "--laws", log]) == 0
     assert replay(["exec", log, "--steps", f":{COUNT // 2}"]) == 0
     for command in (["exec", log], ["audit", log]):
         capsys.readouterr()
         assert replay(command) == 2, command
-        assert "has an image or a sound, and a log keeps its digest alone: `vnext-replay verify`" in capsys.readouterr().err
+        assert "whose vectors are not kept (the log names no disk tier): give the folder" in capsys.readouterr().err
     assert replay(["rollouts", log, "-o", str(tmp_path / "out.jsonl"), "--json"]) == 0
     written, lines = json.loads(capsys.readouterr().out), (tmp_path / "out.jsonl").read_text().splitlines()
     assert (written["rollouts"], written["with_inputs"], len(lines)) == (1, len(prompts_of(kind)), 1)

@@ -1,0 +1,66 @@
+"""Images and sounds of a log, which has their digests alone: the vectors that its engine made of them, as files of a disk tier.
+
+A file counts as it does for that engine: it is of the same model, version, settings and numbers, and whole. Nothing is written or
+removed. No tower is loaded: a run with other kernels or data types has the recorded vectors, as it has the recorded tokens.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from vnext.media.vectors import VectorFiles
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+from vnext.replay.rerun.model_of_log import KeptAt
+from vnext.replay.rerun.numerics import CannotRun
+from vnext.runtime.rank.images import Encoded, InputVectors, form_at
+from vnext.state.events import EngineStarted
+
+IN_MEMORY = 64
+"""Inputs whose vectors are."""
+
+
+class KeptInputs(InputVectors):
+    """The vectors that the engine of a log had."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, started: EngineStarted, kept: KeptAt) -> None:
+        """For the model at `path`, whose activations are of `dtype`. Raises CannotRun."""
+        super().__init__(config.tower.image_token if config.tower is not None else 0)
+        try:
+            form = repr(config.sound) if config.tower is None else repr(form_at(path, config.tower))
+        except ModelError as error:
+            raise CannotRun(str(error)) from error
+        there = started.environment
+        numbers = {"dtype": there.get("dtype"), "kernels": there.get("kernels"), "numbers": there.get("batch_invariant")}
+        identity = {"model": started.model_digest, "version": kept.version, "form": form, **numbers}
+        self._files = None if kept.folder is None else VectorFiles(kept.folder, identity, room_bytes=0)
+        self._dtype, self._read = dtype, lru_cache(IN_MEMORY)(self._encoded)
+
+    def why_lacking(self, digest: bytes) -> str:
+        """Why there are no vectors of an input, "" where there are."""
+        try:
+            self._read(digest)
+        except CannotRun as error:
+            return str(error)
+        return ""
+
+    def _found(self, digest: bytes) -> Encoded:
+        """Raises CannotRun."""
+        return self._read(digest)
+
+    def _encoded(self, digest: bytes) -> Encoded:
+        if self._files is None:
+            raise CannotRun("the log names no disk tier")
+        path = self._files.folder / digest.hex()
+        try:
+            found = self._files.vectors_in(path.read_bytes(), digest)
+        except OSError as error:
+            there = "and others' are there" if self._files.folder.parent.is_dir() else "which is not there"
+            raise CannotRun(f"they are not in {path.parent}, {there}") from error
+        if found is None:
+            raise CannotRun(f"{path} is damaged, or another's")
+        encoded = Encoded.of(found)
+        return encoded._replace(vectors=encoded.vectors.to(self._dtype))
