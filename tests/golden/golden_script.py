@@ -7,7 +7,7 @@
     pause keep | unpause         an engine pauses in a mode, and goes on; `weights 1 d`: version 1 of them, with digest d
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
     disk open 8 | read | end 2   (`store a`, `offer a`: its blocks; `came 2`; `leave a`) a tier; transfers; the oldest ends with 2
-    arrive a keep=8:300 | tick 60 | yield   its first 8 tokens stay for 300 s; the clock stands at 60 s; decide which pins yield; guide=2:7*3: guidance of scale 2 away from three sevens
+    arrive a keep=8:300 | tick 60 | yield   its first 8 tokens stay for 300 s; the clock stands at 60 s; decide which pins yield; guide=2:7*3: guidance of scale 2 away from three sevens; guide=2:7*3:prompt towards
     recover cautious=2 | lack | suffice   other ranks begin; below 2 they join one at a time; memory lacks; no more; `resume a has=9,9`: `arrive` with these tokens
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
 """
@@ -174,8 +174,9 @@ class Player:
         if "keep" in fields:
             fields["retention"] = tuple(tuple(map(int, each.split(":"))) for each in str(fields.pop("keep")).split(","))
         if "guide" in fields:
-            scale, negative = str(fields.pop("guide")).split(":")
-            fields["guidance"] = Guidance(scale=float(scale), negative=pack_tokens(_all_tokens(negative)))
+            scale, negative, *is_prompt = str(fields.pop("guide")).split(":")
+            beside = pack_tokens(_all_tokens(negative))
+            fields["guidance"] = Guidance(scale=float(scale), beside=beside, is_prompt=bool(is_prompt))
         arrival = arrival_of(self.engine.state.next_id, prompt, **fields)
         if has is not None:
             arrival = resumed_of(self.engine.state.next_id, prompt, has, **fields)

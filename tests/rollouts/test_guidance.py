@@ -21,6 +21,7 @@ from vnext import LLM, SamplingParams, StructuredOutputsParams
 from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
 from vnext.replay.console.commands import index_of
+from vnext.runtime.batch import halves
 from vnext.runtime.batch.step_inputs import Guided
 from vnext.runtime.client.client import Refused
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused
@@ -36,7 +37,9 @@ COMMON: dict[str, Any] = {
     "executor": "inproc", "log": "off", "threads": 1, "dtype": "float32", "max_model_len": 96, "enable_guidance": True
 }  # fmt: skip
 PROMPTS = [[3 + (7 * place + 11 * index) % 80 for place in range(9 + 13 * index % 37)] for index in range(8)]
-NEGATIVES = [[5 + (3 * place + index) % 70 for place in range(1 + 5 * index % (len(PROMPTS[index]) + 1))][: len(PROMPTS[index])] for index in range(8)]
+LENGTHS = [1, 6, 40, 16, 21, 30, 1, 45]
+"""Of negative prompts: those of three are longer than the prompt."""
+NEGATIVES = [[5 + (3 * place + index) % 70 for place in range(length)] for index, length in enumerate(LENGTHS)]
 SCALES = [1.5, 3.0, 0.0, 7.0, 1.0, 2.0, 0.5, 1.5]
 COUNT = 24
 
@@ -72,6 +75,15 @@ def test_greedy_answers_are_those_of_transformers(model: Path) -> None:
     with engines_here(), LLM(str(model), **COMMON) as llm:
         answers = llm.generate(PROMPTS, [asked(index, temperature=0) for index in range(8)], use_tqdm=False)
     assert [each.outputs[0].token_ids for each in answers] == expected(model)
+
+
+def test_halves_that_are_taken_for_each_other_are_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the request's tokens were always the prompt's: answers away from a longer negative prompt are then others."""
+    monkeypatch.setattr(halves, "Guided", lambda one, other, scales: Guided(np.minimum(one, other), np.maximum(one, other), scales))
+    with engines_here(), LLM(str(model), **COMMON) as llm:
+        answers = llm.generate(PROMPTS, [asked(index, temperature=0) for index in range(8)], use_tqdm=False)
+    wrong = [index for index, (found, right) in enumerate(zip(answers, expected(model))) if found.outputs[0].token_ids != right]
+    assert wrong == [index for index in range(8) if len(NEGATIVES[index]) > len(PROMPTS[index])] == [2, 3, 7]
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -117,6 +129,44 @@ def test_a_hit_up_to_the_other_half_changes_no_bit(model: Path) -> None:
         assert found.outputs[0].logprobs == expected.outputs[0].logprobs
 
 
+def test_a_hit_of_a_longer_negative_prompt_changes_no_bit(model: Path, tmp_path: Path) -> None:
+    """Its blocks come from the cache up to where the prompt begins beside it. Of the prompt none do, and that is what is told."""
+    negative = [5 + (3 * place) % 70 for place in range(70)]
+    how = SamplingParams(
+        max_tokens=COUNT, ignore_eos=True, temperature=0.9, seed=1, logprobs=3, guidance_scale=2.0, negative_prompt=negative
+    )  # fmt: skip
+    with engines_here():
+        alone = []
+        for prompt in PROMPTS[:3]:
+            with LLM(str(model), **COMMON, block_size=16) as llm:
+                alone.append(llm.generate(prompt, how, use_tqdm=False)[0])
+        with LLM(str(model), **COMMON | {"log": "shape", "log_dir": str(tmp_path)}, block_size=16) as llm:
+            warm = [llm.generate(prompt, how, use_tqdm=False)[0] for prompt in (negative, *PROMPTS[:3])]
+            folder = Path(llm.log_dir)
+    assert stat(index_of(folder)).hit_tokens == sum((70 - len(prompt)) // 16 * 16 for prompt in PROMPTS[:3]) > 0
+    assert [each.num_cached_tokens for each in warm] == [0] * 4
+    for found, expected in zip(warm[1:], alone):
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+def test_penalties_see_the_prompt_that_is_shorter(model: Path) -> None:
+    """And not the negative one, whichever is longer."""
+    prompt, negative, scale = PROMPTS[0], NEGATIVES[7], 1.5
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    how = SamplingParams(
+        max_tokens=COUNT, ignore_eos=True, temperature=0, repetition_penalty=1.8, guidance_scale=scale, negative_prompt=negative
+    )  # fmt: skip
+    with engines_here(), LLM(str(model), **COMMON) as llm:
+        output = llm.generate(prompt, how, use_tqdm=False)[0].outputs[0].token_ids
+    with torch.no_grad():
+        beside, without = (oracle(torch.tensor([each + output])).logits[0, len(each) - 1 : -1] for each in (prompt, negative))
+    for place, scores in enumerate(without + scale * (beside - without)):
+        seen = torch.tensor(sorted({*prompt, *output[:place]}))
+        scores[seen] = torch.where(scores[seen] > 0, scores[seen] / 1.8, scores[seen] * 1.8)
+        assert output[place] == int(scores.argmax()), place
+
+
 @pytest.mark.parametrize("scale", [1.5, 4.0])
 def test_a_grammar_holds_for_the_guided_distribution(scale: float) -> None:
     guidance = {"guidance_scale": scale, "negative_prompt": [9, 7]}
@@ -142,31 +192,35 @@ def test_a_log_is_executed_again(model: Path, tmp_path: Path, capsys: pytest.Cap
         assert (code, found["same"], found["differ"]) == (0, True, 0) and found["tokens"] > COUNT
 
 
-def test_log_probabilities_are_those_of_the_guided_distribution(model: Path) -> None:
+@pytest.mark.parametrize("index", [1, 7])
+def test_log_probabilities_are_those_of_the_guided_distribution(model: Path, index: int) -> None:
     oracle = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     with engines_here(), LLM(str(model), **COMMON) as llm:
-        output = llm.generate(PROMPTS[1], asked(1, temperature=0, logprobs=1), use_tqdm=False)[0].outputs[0]
+        output = llm.generate(PROMPTS[index], asked(index, temperature=0, logprobs=1), use_tqdm=False)[0].outputs[0]
     with torch.no_grad():
         with_prompt, without = (
-            oracle(torch.tensor([before + output.token_ids[:-1]])).logits[0, len(before) - 1 :] for before in (PROMPTS[1], NEGATIVES[1])
+            oracle(torch.tensor([before + output.token_ids[:-1]])).logits[0, len(before) - 1 :] for before in (PROMPTS[index], NEGATIVES[index])
         )
-    scores = (without + SCALES[1] * (with_prompt - without)).log_softmax(-1)
+    scores = (without + SCALES[index] * (with_prompt - without)).log_softmax(-1)
     found = [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids)]
     assert np.allclose(found, scores[torch.arange(COUNT), output.token_ids], atol=2e-4)
 
 
 def test_the_arithmetic_is_one_for_arrays_and_tensors() -> None:
     logits = np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32)
-    guided = Guided(np.array([0, 2]), np.array([1.5, 3.0], np.float32))
-    expected = [logits[3] + np.float32(1.5) * (logits[0] - logits[3]), logits[1], logits[4] + np.float32(3) * (logits[2] - logits[4])]
+    guided = Guided(np.array([0, 4]), np.array([3, 2]), np.array([1.5, 3.0], np.float32))
+    expected = [logits[3] + np.float32(1.5) * (logits[0] - logits[3]), logits[1], logits[2] + np.float32(3) * (logits[4] - logits[2])]
     assert (guided.combined(torch.from_numpy(logits.copy())).numpy() == np.stack(expected)).all()
     assert (guided.combined(logits) == np.stack(expected)).all()
 
 
 def test_what_cannot_be_guided_is_refused(model: Path) -> None:
     with engines_here(), LLM(str(model), **COMMON) as llm:
-        with pytest.raises(Refused, match="has 12 tokens and the prompt 3: give it at least one and no more"):
-            llm.generate([1, 2, 3], SamplingParams(guidance_scale=2.0, negative_prompt=[4] * 12), use_tqdm=False)
+        longer = {"guidance_scale": 2.0, "negative_prompt": [4] * 12}
+        with pytest.raises(Refused, match="prompt_logprobs do not go with a negative prompt that is longer than the prompt: shorten it"):
+            llm.generate([1, 2, 3], SamplingParams(**longer, prompt_logprobs=1), use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="you requested 97 tokens"):
+            llm.generate([1, 2, 3], SamplingParams(**longer, max_tokens=85), use_tqdm=False)
         with pytest.raises(InvalidRequest, match="The prompt holds 100000: token ids lie between 0"):
             llm.generate([1, 2, 3], SamplingParams(guidance_scale=2.0, negative_prompt=[10**5]), use_tqdm=False)
         with pytest.raises(InvalidRequest, match="only allowed with a guidance_scale other than 1"):

@@ -115,7 +115,7 @@ def test_hits_of_a_resumed_request_end_where_its_other_half_begins() -> None:
     found = set[int]()
     for _ in range(40):
         prompt, own = COUNTING[: rng.randrange(6, 17)], COUNTING[: rng.randrange(6)]
-        guidance = Guidance(scale=2.0, negative=pack_tokens([9] * rng.randrange(1, len(prompt))))
+        guidance = Guidance(scale=2.0, beside=pack_tokens([9] * rng.randrange(1, len(prompt))))
         event = resumed_of(streaming.engine.state.next_id, prompt, own, 8, guidance=guidance)
         expected = streaming.view.hit_tokens(Prompt.of(event.prompt, event.sampling, "", event.generated))
         before = streaming.engine.state.counters.prefix_hit_tokens

@@ -35,6 +35,7 @@ from vnext.state.params import (
     PENALTIES,
     ROW_DTYPES,
     Drawn,
+    Guidance,
     Sampling,
 )
 
@@ -62,6 +63,7 @@ def test_logs_keep_their_order() -> None:
     assert LATER_TYPES == (float, type(None), int, int, str, int, tuple, type(None)), "vnext/log/_log.c and skimming.py read these"
     old = msgspec.to_builtins(Sampling(seed=1, max_tokens=2, top_k=3))[:FIRST_LOGGED_COUNT]
     assert msgspec.convert(old, Sampling) == Sampling(seed=1, max_tokens=2, top_k=3)
+    assert msgspec.convert([2.0, b"four"], Guidance) == Guidance(scale=2.0, beside=b"four", is_prompt=False)
 
 
 @EVERY

@@ -18,14 +18,14 @@ from vnext.state import reduce as reducer, state as states
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepCommitted, pack_tokens, plan_of
-from vnext.state.params import NO_POOLING, Guidance, Sampling, hits_max
+from vnext.state.params import NO_LOGPROBS, NO_POOLING, Guidance, Sampling, hits_max
 
 SEEDS = range(40, 58)
 
 
 def guided(seed: int, given: Sequence[Client] = ()) -> Scenario:
-    """A drawn scenario, or one with the `given` clients, in which two of three requests have guidance; in some there are drafts,
-    and layers with windows."""
+    """A drawn scenario, or one with the `given` clients, in which two of three requests have guidance, half of them with a negative
+    prompt that is longer; in some there are drafts, and layers with windows."""
     drawn = scenario(seed, client_count=40)
     windows = drawn.config.windows or (0,)
     config = replace(
@@ -45,8 +45,9 @@ def short(seed: int) -> Scenario:
 def _guided(client: Client, place: int) -> Client:
     if place % 3 == 2 or client.sampling.pooling != NO_POOLING or not client.prompt:
         return client
-    negative = [1 + (place + each) % 3 for each in range(1 + place % len(client.prompt))]
-    return replace(client, sampling=replace(client.sampling, guidance=Guidance(scale=2.0, negative=pack_tokens(negative))))
+    beside = pack_tokens([1 + (place + each) % 3 for each in range(1 + place % len(client.prompt))])
+    is_prompt = place % 3 == 1 and client.sampling.prompt_logprobs == NO_LOGPROBS
+    return replace(client, sampling=replace(client.sampling, guidance=Guidance(scale=2.0, beside=beside, is_prompt=is_prompt)))
 
 
 def told(seeds: range) -> Counter[str]:

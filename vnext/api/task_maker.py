@@ -209,8 +209,9 @@ class TaskMaker:
         validate(params, self.vocab_size)
         from vnext.text.answer import Answer
 
-        slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
-        requests = [self._request(tokens, packed, params, slot.index, limits) for slot in slots]
+        negative = self.tokens(params.negative_prompt) if params.negative_prompt else tokens[-1:]
+        slots = [Slot(index, Answer(self.tokenizer, tokens, params, negative)) for index in range(params.n)]
+        requests = [self._request(tokens, packed, negative, params, slot.index, limits) for slot in slots]
         return Task(text, tokens, params, slots, [msgspec.structs.replace(each, adapter=lora) for each in requests])
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
@@ -220,19 +221,20 @@ class TaskMaker:
         return msgspec.structs.replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
     def _request(
-        self, tokens: list[int], packed: bytes, params: SamplingParams, index: int, constraint: Constraint | None
+        self, tokens: list[int], packed: bytes, negative: list[int], params: SamplingParams, index: int, limits: Constraint | None
     ) -> SubmitRequest:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.protocol.messages import SubmitRequest
         from vnext.text.tokenizer import banned_sequences
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
-        sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
+        longer, prompt = max(len(tokens), len(negative)), packed or pack_tokens(tokens)
+        sampling = to_sampling(params, seed, longer, self.max_model_len, constraint=limits)
         if params.guidance_scale != 1.0:
-            sampling = guided(sampling, params, tokens, self.tokens(params.negative_prompt) if params.negative_prompt else ())
+            prompt, sampling = guided(sampling, params, prompt, negative)
         return SubmitRequest(
             name=next(self.names),
-            prompt=packed or pack_tokens(tokens),
+            prompt=prompt,
             sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
             has_seed=params.seed is not None,
         )

@@ -283,12 +283,12 @@ class Redactor:
 
 
 def redact_sampling(sampling: Sampling, base: int) -> Sampling:
-    """The parameters without seed and constraint, with neutral biases in their number and a negative prompt of tokens 0.
+    """The parameters without seed and constraint, with neutral biases in their number and guidance beside tokens 0.
 
     A stop id that no token can have becomes -1, because a pseudonym could have it.
     """
     bias = tuple((place, 0.0) for place in range(len(sampling.logit_bias)))
     stops = tuple(token if token < base else -1 for token in sampling.stop_token_ids)
-    guidance = sampling.guidance and msgspec.structs.replace(sampling.guidance, negative=bytes(len(sampling.guidance.negative)))
+    guidance = sampling.guidance and msgspec.structs.replace(sampling.guidance, beside=bytes(len(sampling.guidance.beside)))
     changed = {"seed": 0, "logit_bias": bias, "stop_token_ids": stops, "constraint": None, "guidance": guidance}
     return msgspec.structs.replace(sampling, **changed)

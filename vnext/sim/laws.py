@@ -237,7 +237,7 @@ def hits_are_the_longest(before: PlainState, plan: StepPlanned, after: PlainStat
 
 def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
     """P4: a request whose result needs every position of its prompt starts at the first, also after a preemption, and one with
-    guidance at or before the position at which its unconditional half begins."""
+    guidance at or before the position at which its other half begins."""
     starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
     for place, _ in plan.admitted:
         id_ = before.state.waiting[place].id

@@ -54,7 +54,7 @@ class Work(msgspec.Struct, frozen=True):
     """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
     `known` counts its tokens, including those that steps in flight sampled. `drafts` are computed behind `end`. `half`: the story
-    of its unconditional half, `behind` behind, whose first page is of the block in which it begins; None without guidance.
+    of its other half, `behind` behind, whose first page is of the block in which it begins; None without guidance.
     """
 
     id: int
@@ -291,16 +291,16 @@ class Rank:
         return story, len(history) // 4
 
     def _half(self, id_: int, story: Story, known: int) -> tuple[Story | None, int]:
-        """The story of a request's unconditional half, and how many positions it is behind."""
+        """The story of a request's other half, and how many positions it is behind."""
         request = self.state.requests[id_]
         if (guidance := request.sampling.guidance) is None:
             return None, 0
         half = self._stories.setdefault(-1 - id_, Story("without" + self._salts[id_] + self._weights))
-        half.agree(guidance.negative + story.data[4 * request.prompt_length : 4 * known])
-        return half, request.prompt_length - len(guidance.negative) // 4
+        half.agree(guidance.beside + story.data[4 * request.prompt_length : 4 * known])
+        return half, request.prompt_length - len(guidance.beside) // 4
 
     def _is_half(self, group: int) -> bool:
-        """Whether a group is one of unconditional halves."""
+        """Whether a group is one of other halves."""
         return self.state.config.guidance and group >= self._groups // 2
 
     def _pages(self, work: Work, group: int) -> list[int]:

@@ -70,7 +70,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none. `inputs_a_step`: images' tiles and sounds that
     the prompts of a step may begin (expected.py), 0 for any number. `input_units`: units in which ranks encode UNIT_SPAN tokens of
     one, 0 for whole; `input_tokens`: tokens of inputs in a step beside requests that decode, 0 for any number. `guidance`: requests
-    may have some; the second half of `windows` is then that of their unconditional halves, which lose no page. `grids`: inputs are
+    may have some; the second half of `windows` is then that of their other halves, which lose no page. `grids`: inputs are
     images whose tokens lie in rows (store/inputs.py). `guided_hits`: requests with guidance take blocks from the cache up to where
     their halves begin, as once they did not.
     """

@@ -34,7 +34,7 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             return f"{unkept}: ask for 0 or more tokens and 1 to {RETENTION_MAX_S} s"
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
-    if (guidance := arrival.sampling.guidance) and (why_not := _guidance_refusal(config, arrival.sampling, guidance, prompt)):
+    if (guidance := arrival.sampling.guidance) and (why_not := _guidance_refusal(config, arrival, guidance)):
         return why_not
     if pages_needed(config, prompt + wanted - 1) > config.page_count:
         return _too_large(config, prompt, wanted)
@@ -68,12 +68,16 @@ def _inputs_refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | N
     return None
 
 
-def _guidance_refusal(config: SchedulerConfig, sampling: Sampling, guidance: Guidance, prompt: int) -> str | None:
-    count = len(guidance.negative) // 4
+def _guidance_refusal(config: SchedulerConfig, arrival: RequestArrived, guidance: Guidance) -> str | None:
+    count, length, sampling = len(guidance.beside) // 4, len(arrival.prompt) // 4, arrival.sampling
     if not config.guidance:
         return "the request asks for guidance and this engine gives none: start it with --enable-guidance"
-    if len(guidance.negative) % 4 or not 0 < count <= prompt:
-        return f"the negative prompt has {count} tokens and the prompt {prompt}: give it at least one and no more than those"
+    if len(guidance.beside) % 4 or not 0 < count <= length:
+        beside, own = ("prompt", "negative prompt") if guidance.is_prompt else ("negative prompt", "prompt")
+        return f"the {beside} has {count} tokens and the {own} {length}: give it at least one and no more than those"
+    if guidance.is_prompt and (has_inputs(guidance.beside) or sampling.prompt_logprobs != NO_LOGPROBS):
+        what = "prompt_logprobs do" if sampling.prompt_logprobs != NO_LOGPROBS else "an image does"
+        return f"{what} not go with a negative prompt that is longer than the prompt: shorten it"
     return "an embedding has no guidance: leave one of the two out" if sampling.pooling != NO_POOLING else None
 
 

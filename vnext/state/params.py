@@ -101,11 +101,12 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class Guidance(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Classifier-free guidance: what an answer would be without the prompt pushes it away. The logits of a token are u + scale *
-    (c - u), in float32: c those behind the prompt, u those behind `negative` (int32 bytes), which has no more tokens than the
-    prompt; the answer follows both."""
+    (c - u), in float32: c those behind the prompt, u those behind the negative prompt; the answer follows both. The longer of the
+    two are the request's own tokens, and `beside` (int32 bytes) the other's: the prompt's if it `is_prompt`."""
 
     scale: float
-    negative: bytes
+    beside: bytes
+    is_prompt: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -171,7 +172,7 @@ ROW_DTYPES: Mapping[str, str] = MappingProxyType(
 def hits_max(sampling: Sampling, prompt: int, guided_hits: bool = True) -> int:
     """The most tokens that a request whose prompt has so many may take from the cache: none where its result needs positions
     inside the prompt, since the cache holds keys and values, no logits and no hidden states. With guidance, those before its
-    unconditional half begins, whose blocks hold nothing that the half needs: a block is named by the prompt alone. Without
+    other half begins, whose blocks hold nothing that the half needs: a block is named by the request's own tokens alone. Without
     `guided_hits`, as once, none then."""
     if sampling.prompt_logprobs != NO_LOGPROBS or sampling.pooling not in (NO_POOLING, LAST):
         return 0
@@ -181,8 +182,8 @@ def hits_max(sampling: Sampling, prompt: int, guided_hits: bool = True) -> int:
 
 
 def half_begins(guidance: Guidance, prompt: int) -> int:
-    """The position of a prompt of so many tokens at which its unconditional half begins, so that both end together."""
-    return prompt - len(guidance.negative) // 4
+    """The position of a prompt of so many tokens at which its other half begins, so that both end together."""
+    return prompt - len(guidance.beside) // 4
 
 
 def is_filtered(sampling: Sampling) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vnext.state.block_hash import versioned_root
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import Pause, RequestId
+from vnext.state.events import Pause, RequestId, unpack_tokens
 from vnext.state.params import ALL_TOKENS, Sampling, hits_max
 from vnext.state.pool import Pool
 from vnext.state.store.clients import Clients
@@ -40,6 +40,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompt_length(self) -> int:
         return len(self.prompt) // 4
+
+    def parted(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `tokens`, its own from the first on, are to penalties: the prompt and the answer."""
+        guidance, (prompt, answer) = self.sampling.guidance, np.split(tokens, [self.prompt_length])
+        return unpack_tokens(guidance.beside) if guidance is not None and guidance.is_prompt else prompt, answer
 
     def hits_max(self, config: SchedulerConfig) -> int:
         """The most tokens that it may take from the cache."""

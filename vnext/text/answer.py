@@ -41,13 +41,14 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 class Answer:
     """The text of one request that continues the tokens `prompt`. `prompt`, of an answer: what came of its prompt so far.
     `scanner` searches the text for stop strings, None where there are none. `length`: the characters so far. With `max_tokens` 0
-    the answer is empty: the one token that its request samples is dropped."""
+    the answer is empty: the one token that its request samples is dropped. Of a `negative` prompt that is longer, what the cache
+    held is not the prompt's."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: UncheckedParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: UncheckedParams, negative: Sequence[int] = ()) -> None:
+        self._is_longer = len(prompt) >= len(negative)
         self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
         self.scanner = StopScanner(params.stop_strings(), params.include_stop_str_in_output) if params.stop else None
-        self._show_stop_token = params.include_stop_str_in_output
-        self._stop_token_ids = params.stop_token_ids
+        self._params = params
         self._min_tokens = params.min_tokens
         self._is_empty = params.max_tokens == 0
         self.prompt: list[PromptResult] = []
@@ -68,7 +69,8 @@ class Answer:
 
     def push(self, output: RequestOutput) -> Delta:
         """Take in an output. If the delta finishes and the output does not, a stop string was found: abort the request."""
-        self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
+        if self._is_longer:
+            self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.retained = output.retained
         self.missed = self.missed or output.missed
@@ -77,7 +79,7 @@ class Answer:
             finish = "length" if output.finish == "stop" else output.finish
             output = msgspec.structs.replace(output, tokens=b"", logprobs=(), finish=finish, stop_token=-1)
         tokens = memoryview(output.tokens).cast("i").tolist()
-        hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
+        hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._params.include_stop_str_in_output
         shown = tokens[:-1] if hidden else tokens
         scanner, texts, offsets = self.scanner, [], []
         for token in shown:
@@ -99,7 +101,7 @@ class Answer:
             token_ids=tuple(taken),
             token_count=self.token_count,
             finish=output.finish if found is None else "stop",
-            stop_reason=found or (output.stop_token if output.stop_token in self._stop_token_ids else None),
+            stop_reason=found or (output.stop_token if output.stop_token in self._params.stop_token_ids else None),
             length=self.length,
         )
 

@@ -35,11 +35,15 @@ def test_a_negative_prompt_is_read_as_the_prompt_is(guiding: EdgeServer, path: s
     other = {"prompt": "bad"} if "prompt" in body else {"messages": [{"role": "user", "content": "bad"}]}
     expected = asked(guiding, path, body | other).prompt
     found = asked(guiding, path, body | {"guidance_scale": 2.5, "negative_prompt": "bad"})
-    assert found.sampling.guidance.negative == expected and found.sampling.guidance.scale == 2.5
+    assert found.sampling.guidance.beside == expected and found.sampling.guidance.scale == 2.5
     found = asked(guiding, path, body | {"guidance_scale": 2.5, "negative_prompt": [7, 8]})
-    assert unpack_tokens(found.sampling.guidance.negative).tolist() == [7, 8]
+    assert unpack_tokens(found.sampling.guidance.beside).tolist() == [7, 8]
     found = asked(guiding, path, body | {"guidance_scale": 2.5})
-    assert found.sampling.guidance.negative == found.prompt[-4:], "of a prompt without another one, its last token"
+    assert found.sampling.guidance.beside == found.prompt[-4:], "of a prompt without another one, its last token"
+    longer = [7, 8] * len(found.prompt)
+    found = asked(guiding, path, body | {"guidance_scale": 2.5, "negative_prompt": longer})
+    assert unpack_tokens(found.prompt).tolist() == longer and found.sampling.guidance.is_prompt
+    assert found.sampling.guidance.beside == asked(guiding, path, body).prompt
     assert asked(guiding, path, body | {"guidance_scale": 1}).sampling.guidance is None
 
 

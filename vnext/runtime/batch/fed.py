@@ -141,9 +141,9 @@ def _counted(
     id_, row = int(scheduled.ids[entry]), rows[entry]
     known = extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
     more = np.array(ahead.get((id_, int(scheduled.preemption_counts[entry])), ()), dtype=known.dtype)
-    tokens, length = np.concatenate((known, more)), state.requests[id_].prompt_length
-    prompt = np.unique(tokens[:length])
-    return counted(weights_of(tokens[length:end]), weights_of(prompt[prompt >= 0]))
+    prompt, answer = state.requests[id_].parted(np.concatenate((known, more))[:end])
+    prompt = np.unique(prompt)
+    return counted(weights_of(answer), weights_of(prompt[prompt >= 0]))
 
 
 def _adapters(state: State, scheduled: StepInFlight) -> dict[str, np.ndarray]:

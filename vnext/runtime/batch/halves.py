@@ -1,10 +1,10 @@
 """Halves: the rows that a step computes beside those of guided requests, and the logits of both made one.
 
-A guided request (Guidance in state/params.py) is one request of the state. Its unconditional half has other tokens before the
-answer, and keys and values in pages of its own: in an engine with guidance a block has a page for each half, in twice the groups.
-So both halves are in each step together, whatever the state decides. A half's first page is of the request's block in which it
-begins: what the request shares with others lies before, and holds nothing of the half. Owns the order of the arithmetic; any
-thread may call it.
+A guided request (Guidance in state/params.py) is one request of the state, whose tokens are the prompt's or, if that is longer,
+the negative prompt's. Its other half has the other's before the answer, and keys and values in pages of its own: in an engine with
+guidance a block has a page for each half, in twice the groups. So both halves are in each step together, whatever the state
+decides. A half's first page is of the request's block in which it begins: what the request shares with others lies before, and
+holds nothing of the half. Owns the order of the arithmetic; any thread may call it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.step_inputs import Guided, StepInputs
 from vnext.state.events import unpack_tokens
-from vnext.state.params import half_begins
+from vnext.state.params import Guidance, half_begins
 from vnext.state.state import State
 
 
 class _Half(NamedTuple):
-    """The unconditional half of a row: its tokens, their positions, and the places in T of the tokens that it follows, int64[n]
+    """The other half of a row: its tokens, their positions, and the places in T of the tokens that it follows, int64[n]
     each. Its first page is of the request's block `begins`."""
 
     row: int
@@ -29,7 +29,7 @@ class _Half(NamedTuple):
     tokens: np.ndarray
     positions: np.ndarray
     after: np.ndarray
-    scale: float
+    guidance: Guidance
 
 
 def with_halves(inputs: StepInputs, state: State) -> StepInputs:
@@ -55,8 +55,7 @@ def with_halves(inputs: StepInputs, state: State) -> StepInputs:
         positions, (*forward.turning.shape[:-1], len(positions))
     )), axis=-1)  # fmt: skip
     sampled = np.isin(after, forward.sample_at)
-    guides = np.searchsorted(forward.sample_at, after[sampled])
-    scales = np.repeat([each.scale for each in halves], [int(np.isin(each.after, forward.sample_at).sum()) for each in halves])
+    counts = [int(np.isin(each.after, forward.sample_at).sum()) for each in halves]
     return inputs._replace(
         forward=plain._replace(
             token_ids=np.concatenate((forward.token_ids, *(each.tokens for each in halves))),
@@ -66,8 +65,17 @@ def with_halves(inputs: StepInputs, state: State) -> StepInputs:
             host=HostBatch(starts, contexts), groups=tuple(groups), adapters=_adapters(forward, after),
             turning=turning,
         ),
-        guided=Guided(guides, scales.astype(np.float32)) if len(guides) else None,
+        guided=_guided(halves, counts, np.searchsorted(forward.sample_at, after[sampled]), len(forward.sample_at)),
     )  # fmt: skip
+
+
+def _guided(halves: list[_Half], counts: list[int], rows: np.ndarray, samples: int) -> Guided | None:
+    """The pairs of the samples of `rows` and those of so many of each half, which lie behind all `samples` of rows."""
+    if not len(rows):
+        return None
+    scales = np.repeat([np.float32(each.guidance.scale) for each in halves], counts)
+    is_prompt, beside = np.repeat([each.guidance.is_prompt for each in halves], counts), samples + np.arange(len(rows))
+    return Guided(np.where(is_prompt, beside, rows), np.where(is_prompt, rows, beside), scales)
 
 
 def _places(forward: ForwardBatch) -> tuple[GroupPlaces, ...]:
@@ -75,19 +83,19 @@ def _places(forward: ForwardBatch) -> tuple[GroupPlaces, ...]:
 
 
 def _half(state: State, id_: int, forward: ForwardBatch, row: int) -> _Half | None:
-    """The half of one row; None for a request without guidance, and while the prompt is still longer than what the half has."""
+    """The half of one row; None for a request without guidance, and before the half begins."""
     request = state.requests[id_]
     if (guidance := request.sampling.guidance) is None:
         return None
-    negative, (start, end) = unpack_tokens(guidance.negative), forward.query_starts[row : row + 2].tolist()
+    beside, (start, end) = unpack_tokens(guidance.beside), forward.query_starts[row : row + 2].tolist()
     begins = half_begins(guidance, request.prompt_length)
     positions = forward.positions[start:end] - begins
     dropped = int((positions < 0).sum())
     if dropped == len(positions):
         return None
     positions, after = positions[dropped:], np.arange(start + dropped, end)
-    tokens = np.where(positions < len(negative), negative[np.minimum(positions, len(negative) - 1)], forward.token_ids[after])
-    return _Half(row, begins // state.config.block_size, tokens.astype(np.int64), positions, after, guidance.scale)
+    tokens = np.where(positions < len(beside), beside[np.minimum(positions, len(beside) - 1)], forward.token_ids[after])
+    return _Half(row, begins // state.config.block_size, tokens.astype(np.int64), positions, after, guidance)
 
 
 def _joined(here: GroupPlaces, beside: GroupPlaces, halves: list[_Half], size: int) -> GroupPlaces:

@@ -200,11 +200,8 @@ def sampling_of(
         return None, asked
     special = [(at, sampling) for at, sampling in enumerate(params) if is_special(sampling)]
     answers = [(at, each, rows[at][1][requests[at].prompt_length :]) for at, each in enumerate(params)]
-    counts = [
-        TokenCounts(np.array(rows[at][1]), requests[at].prompt_length, vocab_size)
-        for at, sampling in special
-        if is_penalised(sampling)
-    ]
+    penalised = [at for at, sampling in special if is_penalised(sampling)]
+    counts = [TokenCounts(*requests[at].parted(np.array(rows[at][1])), vocab_size) for at in penalised]
     early = [
         (at, sampling) for at, sampling in special if rows[at][2] < requests[at].prompt_length + sampling.min_tokens
     ]

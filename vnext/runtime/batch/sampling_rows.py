@@ -34,11 +34,10 @@ class TokenCounts:
 
     __slots__ = ("prompt", "output")
 
-    def __init__(self, tokens: np.ndarray, prompt_length: int, vocab_size: int) -> None:
+    def __init__(self, prompt: np.ndarray, answer: np.ndarray, vocab_size: int) -> None:
         self.prompt = np.zeros(vocab_size, dtype=bool)
-        prompt = tokens[:prompt_length]
         self.prompt[prompt[prompt >= 0]] = True  # others stand for images
-        self.output = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
+        self.output = np.bincount(answer, minlength=vocab_size).astype(np.int32)
 
     def plus(self, tokens: np.ndarray) -> TokenCounts:
         """The counts with these output tokens too."""
@@ -86,7 +85,7 @@ class SamplingColumns:
         self._columns["seed"][place] = np.uint64(sampling.seed).astype(np.int64)
         self._columns["min_known"][place] = state.rows.cells[fields.MIN_KNOWN, row]
         if is_penalised(sampling):
-            self._counts[place] = TokenCounts(row_tokens(state, row), request.prompt_length, self._vocab_size)
+            self._counts[place] = TokenCounts(*request.parted(row_tokens(state, row)), self._vocab_size)
         if sampling.constraint is not None:
             answer = row_tokens(state, row)[request.prompt_length :]
             self.masks.join(place, sampling.constraint, answer.tolist())

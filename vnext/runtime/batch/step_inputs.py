@@ -14,17 +14,20 @@ from vnext.state.state import Copies
 
 
 class Guided(NamedTuple):
-    """The last G samples of a step are of unconditional halves: `rows` int64[G] are the samples that they guide, by `scales`
-    float32[G]."""
+    """The last G samples of a step are of other halves. Of each pair `with_prompt` int64[G] is the sample behind the prompt and
+    `without` int64[G] the one behind the negative prompt; the earlier one is the request's. `scales` are float32[G]."""
 
-    rows: np.ndarray
+    with_prompt: np.ndarray
+    without: np.ndarray
     scales: np.ndarray
 
     def combined(self, logits: Array) -> Array:
         """float32[S, V] of logits float32[S + G, V], which may be overwritten."""
-        is_host, count = isinstance(logits, np.ndarray), len(logits) - len(self.rows)
-        rows, scales = self if is_host else map(as_tensor, self)
-        pushed = logits[count:] + scales[:, None] * (logits[rows] - logits[count:])
+        is_host, count = isinstance(logits, np.ndarray), len(logits) - len(self.scales)
+        arrays = *self, np.minimum(self.with_prompt, self.without)
+        with_prompt, without, scales, rows = arrays if is_host else map(as_tensor, arrays)
+        base = logits[without]
+        pushed = base + scales[:, None] * (logits[with_prompt] - base)
         if not is_host:
             return logits[:count].index_copy(0, rows, pushed)
         logits[rows] = pushed

@@ -288,8 +288,10 @@ class Clients:
         if (sounds := self._ready.environment.get(SOUNDS)) and (why_not := sound_refusal(event.prompt, int(sounds.split()[0]))):
             return why_not
         reads_images = IMAGES in self._ready.environment or bool(sounds)  # which are tokens below 0 of a prompt
-        negative, vocabulary = event.sampling.guidance.negative if event.sampling.guidance else b"", state.config.vocab_size
-        tokens = event.prompt + generated_by(event) + negative
+        guidance, vocabulary = event.sampling.guidance, state.config.vocab_size
+        beside = b"" if guidance is None else guidance.beside
+        negative = event.prompt if guidance is not None and guidance.is_prompt else beside
+        tokens = event.prompt + generated_by(event) + beside
         texts, highest = generated_by(event) + negative if reads_images else tokens, int(unpack_tokens(tokens).max())
         if has_inputs(texts) or highest >= vocabulary:
             wrong = unpack_tokens(texts).min() if has_inputs(texts) else highest

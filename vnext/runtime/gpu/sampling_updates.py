@@ -44,13 +44,11 @@ Entry = TypeVar("Entry")
 
 
 class SamplingUpdate(NamedTuple):
-    """A request that took a row. `history`: its tokens, `prompt_length` of them the prompt; None where it is not
-    penalised."""
+    """A request that took a row. `history`: its prompt and its answer; None where it is not penalised."""
 
     floats: tuple[float, ...]
     longs: tuple[int, ...]
-    history: np.ndarray | None
-    prompt_length: int
+    history: tuple[np.ndarray, np.ndarray] | None
     bias: tuple[tuple[int, float], ...]
     stops: tuple[int, ...]
 
@@ -83,8 +81,7 @@ class SamplingUpdates:
         self._pending_updates[place] = SamplingUpdate(
             floats=tuple(getattr(sampling, name) for name in FLOATS),
             longs=(*(getattr(sampling, name) for name in WHOLE), seed, until, len(sampling.logit_bias)),
-            history=row_tokens(state, row).astype(np.int64) if penalised else None,
-            prompt_length=request.prompt_length,
+            history=request.parted(row_tokens(state, row).astype(np.int64)) if penalised else None,
             bias=sampling.logit_bias,
             stops=stops if until else (),
         )
@@ -139,11 +136,11 @@ class SamplingUpdates:
 
     def _history(self, updates: dict[int, SamplingUpdate]) -> dict[str, np.ndarray]:
         """Entries of the [rows, V] table as one sequence."""
-        found = {place: (note.history, note.prompt_length) for place, note in updates.items() if note.history is not None}
+        found = {place: note.history for place, note in updates.items() if note.history is not None}
         if not found:
             return {}
-        prompts = [place * self._vocab_size + history[:length] for place, (history, length) in found.items()]
-        outputs = [place * self._vocab_size + history[length:] for place, (history, length) in found.items()]
+        prompts = [place * self._vocab_size + prompt.astype(np.int64) for place, (prompt, _) in found.items()]
+        outputs = [place * self._vocab_size + answer for place, (_, answer) in found.items()]
         cleared = np.array([*found], dtype=np.int64)
         return {"cleared": cleared, "prompt_at": np.concatenate(prompts), "output_at": np.concatenate(outputs)}
 

@@ -305,11 +305,12 @@ def to_sampling(
     )
 
 
-def guided(sampling: Sampling, params: UncheckedParams, prompt: Sequence[int], negative: Sequence[int]) -> Sampling:
-    """`sampling` with the guidance of `params`, whose scale is not 1; `negative` are the tokens of its negative prompt, () for the
-    prompt's last."""
-    guidance = Guidance(scale=float(params.guidance_scale), negative=pack_tokens([*(negative or prompt[-1:])]))
-    return msgspec.structs.replace(sampling, guidance=guidance)
+def guided(sampling: Sampling, params: UncheckedParams, prompt: bytes, negative: Sequence[int]) -> tuple[bytes, Sampling]:
+    """The tokens of a request with the guidance of `params`, whose scale is not 1, and its `sampling`. `negative` are those of the
+    negative prompt; the longer of the two prompts are the request's."""
+    tokens, beside = sorted((prompt, other := pack_tokens([*negative])), key=len, reverse=True)
+    guidance = Guidance(scale=float(params.guidance_scale), beside=beside, is_prompt=len(other) > len(prompt))
+    return tokens, msgspec.structs.replace(sampling, guidance=guidance)
 
 
 def restricted(sampling: Sampling, params: UncheckedParams, banned: tuple[tuple[int, ...], ...]) -> Sampling:

@@ -169,19 +169,19 @@ class Generation:
         usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
         first = len(self.choices)
         own_seed = 0 if seed is None else answer_seed(seed, first)
-        sampling = to_sampling(params, own_seed, len(prompt), context.bounds.model_length, usual, call.constraint)
+        longer, packed = max(len(prompt), len(call.negative)), call.packed or pack_tokens(prompt)
+        sampling = to_sampling(params, own_seed, longer, context.bounds.model_length, usual, call.constraint)
         if params.guidance_scale != 1.0:
-            sampling = guided(sampling, params, prompt, call.negative)
+            packed, sampling = guided(sampling, params, packed, call.negative or prompt[-1:])
         if call.retention:
             kept = tuple((tokens, seconds) for tokens, seconds in call.retention if tokens)
             sampling = replace(sampling, retention=(*kept, *sampling.retention))
         if banned or params.allowed_token_ids is not None:
             sampling = restricted(sampling, params, banned)
-        packed = call.packed or pack_tokens(prompt)
         for index in range(first, first + params.n):
             name = f"{call.names}-{index}"
             watch = Stopwatch(context.metrics, call.started_s, len(prompt))
-            self.of_name[name] = choice = Choice(index, place, Answer(context.tokenizer, prompt, params), watch)
+            self.of_name[name] = choice = Choice(index, place, Answer(context.tokenizer, prompt, params, call.negative), watch)
             self.choices.append(choice)
             own = sampling if seed is None or index == first else replace(sampling, seed=answer_seed(seed, index))
             self._requests.append(request(name=name, prompt=packed, sampling=own))

@@ -86,13 +86,13 @@ def named_pages(seen: PlainState, waiting: Waiting) -> list[int | None]:
 
 def readable_tokens(seen: PlainState, id_: int) -> int:
     """How many tokens the cache could save the request: none where its result is made of their positions; with guidance those to
-    whose left its unconditional half has nothing."""
+    whose left its other half has nothing."""
     request, guided_hits = seen.state.requests[id_], seen.state.config.guided_hits
     sampling, length = request.sampling, len(request.prompt) // 4
     if sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls", "max"):
         return 0
     if sampling.guidance is not None:
-        return length - len(sampling.guidance.negative) // 4 if guided_hits else 0
+        return length - len(sampling.guidance.beside) // 4 if guided_hits else 0
     return seen.state.config.max_model_len
 
 

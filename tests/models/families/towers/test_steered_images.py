@@ -86,6 +86,13 @@ def test_a_negative_prompt_marks_no_image(seeing: tuple[str, Path, torch.nn.Modu
             answered(path, kind, [params], enable_guidance=True)
 
 
+def test_a_negative_prompt_is_no_longer_than_one_with_images(seeing: tuple[str, Path, torch.nn.Module]) -> None:
+    kind, path, _ = seeing
+    params = SamplingParams(temperature=0, max_tokens=2, guidance_scale=SCALE, negative_prompt=NEGATIVE * 25)
+    with pytest.raises(Exception, match="an image does not go with a negative prompt that is longer than the prompt: shorten it"):
+        answered(path, kind, [params], enable_guidance=True)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_grammar_holds_behind_images(seeing: tuple[str, Path, torch.nn.Module], settings: str) -> None:
     kind, path, model = seeing
