@@ -171,6 +171,7 @@ FORMATS = {
         FormatRow("awq", "vnext.kernels.formats.integers:AWQ", is_stored=True),
         FormatRow("gptq", "vnext.kernels.formats.integers:GPTQ", is_stored=True),
         FormatRow("pack-quantized", "vnext.kernels.formats.integers:PACKED", is_stored=True),
+        FormatRow("torchao-int4", "vnext.kernels.formats.torchao:TORCHAO_INT4", is_stored=True),
         FormatRow("scaled", "vnext.kernels.formats.scaled:SCALED", is_stored=True),
         FormatRow("float4", "vnext.kernels.formats.float4:FLOAT4_FORMAT", is_stored=True),
         FormatRow("bitsandbytes", "vnext.kernels.formats.bitsandbytes:BITSANDBYTES", is_stored=True),

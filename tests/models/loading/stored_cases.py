@@ -187,6 +187,17 @@ def bnb4(nested: bool) -> Callable[[np.ndarray], Made]:
     return make
 
 
+def torchao4(weight: np.ndarray) -> Made:
+    """Int4Tensor of mslk's int4_row_quantize_zp: numbers lie around the middle of their group."""
+    groups = weight.reshape(len(weight), -1, GROUP)
+    scales = torch.from_numpy((groups.max(2) - groups.min(2)) / 15).bfloat16()
+    zeros = torch.from_numpy(groups.min(2) + 8 * scales.double().numpy()).bfloat16()
+    wide, middle = (np.repeat(each.double().numpy(), GROUP, 1) for each in (scales, zeros))
+    codes = np.rint((weight - middle) / wide).clip(-8, 7).astype(int)
+    tensors = {"_weight_qdata": pairs(codes & 15).view(torch.int8), "_weight_scale": scales.T.contiguous()}
+    return tensors | {"_weight_zero_point": zeros.T.contiguous()}, codes * wide + middle
+
+
 E4, E5, SCALE = torch.float8_e4m3fn, torch.float8_e5m2, ("weight", "weight_scale")
 FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
 COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "quantization_status": "compressed"}
@@ -218,4 +229,5 @@ CASES = {
     "nf4 nested": Case({"quant_method": "bitsandbytes", "load_in_4bit": True}, bnb4(True)),
     "llm.int8": Case({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8),
     "torchao int8": Case({"quant_method": "torchao"}, eight(torch.int8, (1, 0), ("_weight_qdata", "_weight_scale"))),
+    "torchao int4": Case({"quant_method": "torchao"}, torchao4),
 }  # fmt: skip

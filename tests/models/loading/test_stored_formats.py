@@ -59,7 +59,7 @@ def test_a_checkpoint_answers_as_its_floats_on_one_rank_and_two(case: str, tmp_p
         assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("case", ["awq", "gptq", "w4a16", "w8a16", "w8a8 zeros", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("case", ["awq", "gptq", "w4a16", "w8a16", "w8a8 zeros", "nvfp4", "mxfp4", "torchao int4"])
 def test_whole_numbers_stay_in_few_bits(case: str, tmp_path: Path) -> None:
     """And answer nearly as their floats: activations are rounded to 8 bits too."""
     path = saved(tmp_path, made(case)[0], case)
@@ -112,6 +112,17 @@ BAD = {
     "words of another shape": ("awq", {"qweight": torch.ones(96, 16, dtype=torch.int32)}, r"has the shape \[96, 16\] but config.json asks"),
     "a broken state": ("nf4", {"weight.quant_state.bitsandbytes__nf4": torch.tensor([1, 2], dtype=torch.uint8)},
                        r"quant_state cannot be read"),
+    "NaN zero points": ("torchao int4", {"_weight_zero_point": torch.full((6, 128), NAN)}, r"scales that are not finite"),
+    "zero points of outputs": ("torchao int4", {"_weight_zero_point": torch.ones(128, 6)}, r"and zero points \[128, 6\] are not of 128"),
+    "other groups": ("torchao int4", {"_weight_scale": torch.ones(5, 128), "_weight_zero_point": torch.ones(5, 128)},
+                     r"192 inputs are no 5 whole groups"),
+    "tiles": ("torchao int4", {"_weight_qdata": torch.ones(16, 1, 32, 4, dtype=torch.int32), "_weight_scale": None,
+                               "_weight_zero_point": None, "_weight_scale_and_zero": torch.ones(8, 128, 2)},
+              r"it is torchao's Int4TilePackedTo4dTensor.*; save the model with Int4WeightOnlyConfig"),
+    "words of one device": ("torchao int4", {"_weight_qdata": torch.ones(128, 24, dtype=torch.int32)}, r"torchao's Int4PlainInt32Tensor"),
+    "scaled activations": ("torchao int8", {"_weight_act_pre_scale": torch.ones(192)}, r"whose activations have a scale of their own"),
+    "MX of torchao": ("torchao int8", {"_weight_scale": torch.ones(128, 6).to(torch.float8_e8m0fnu)}, r"it is torchao's MXTensor"),
+    "NVFP4 of torchao": ("torchao int8", {"_weight_scale": torch.ones(128, 12).to(torch.float8_e4m3fn)}, r"it is torchao's NVFP4Tensor"),
     "an old order of bitsandbytes": ("llm.int8", {"weight_format": torch.tensor(1, dtype=torch.uint8)}, r"an order for one GPU"),
 }  # fmt: skip
 

@@ -165,8 +165,8 @@ def read_header(file: Path) -> bytes:
 MEMBERS = ("quantization_config", "compression_config")
 METHOD = "quant_method"
 REMEDY = (
-    "read are AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, ModelOpt, MXFP4 and GGUF: take one of these of this model, or its "
-    "float checkpoint, with --quantization int8 if memory is short"
+    "read are AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, ModelOpt, torchao, MXFP4 and GGUF: take one of these of this "
+    "model, or its float checkpoint, with --quantization int8 if memory is short"
 )
 OTHER_FILES = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"})
 """Files of older checkpoints whose config.json says nothing, and the method of each."""

@@ -26,6 +26,7 @@ HARMLESS_TENSORS = re.compile(
     r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
+    r"\b_weight_act_quant_\w+$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
 """Computed anew, or of what is not served: images, layers that draft, what only BERT's training needs; scales of activations, which
