@@ -58,8 +58,9 @@ class KeptInputs(InputVectors):
         try:
             found = self._files.vectors_in(path.read_bytes(), digest)
         except OSError as error:
-            there = "and others' are there" if self._files.folder.parent.is_dir() else "which is not there"
-            raise CannotRun(f"they are not in {path.parent}, {there}") from error
+            if path.parent.is_dir():
+                raise CannotRun(f"they are not in {path.parent}") from error
+            raise CannotRun(f"{path.parent.parent} has none of the log's model, version and numbers") from error
         if found is None:
             raise CannotRun(f"{path} is damaged, or another's")
         encoded = Encoded.of(found)

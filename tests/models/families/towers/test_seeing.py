@@ -200,6 +200,9 @@ def test_vectors_are_those_of_the_log_or_nothing_is_run(
             said = capsys.readouterr().err
             assert path.name in said and why in said and "--kv-disk-dir" in said
         assert file is None or path.read_bytes() == file, "nothing is removed"
+    files.folder.rename(files.folder.with_name(f"inputs-{bytes(16).hex()}"))
+    assert replay(["exec", log, *copy]) == 2
+    assert "has none of the log's model, version and numbers" in capsys.readouterr().err
 
 
 def test_a_log_is_run_again_but_for_images(seeing: tuple[str, Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
