@@ -15,7 +15,7 @@ import pytest
 from engine_here import engines_here
 
 from vnext import LLM, AsyncLLM, BeamSearchParams, InvalidRequest, LoRARequest, SamplingParams, StructuredOutputsParams
-from vnext.api.program_input import FILM_MARK, MARK, Video, as_conversations
+from vnext.api.program_input import MARKS, Sound, Video, as_conversations
 from vnext.server.context.conversation import content_of, images_of
 from vnext.server.context.openai_types import ChatMessage
 from vnext.text.template import ChatTemplate
@@ -227,9 +227,10 @@ def test_a_conversation_s_roles_are_arranged_as_at_the_http_door(
 def test_parts_become_the_text_that_the_server_makes() -> None:
     text, image = {"type": "text", "text": "words"}, {"type": "image_url", "image_url": {"url": "data:,"}}
     video = {"type": "video_url", "video_url": {"url": "data:,"}}
-    for parts in itertools.product((text, image, video), repeat=4):
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    for parts in itertools.product((text, image, video, sound), repeat=4):
         [found] = as_conversations([{"role": "user", "content": list(parts)}])
         message = msgspec.convert({"role": "user", "content": list(parts)}, ChatMessage)
-        assert found.messages[0]["content"] == content_of(message, "", {"image": MARK, "video": FILM_MARK})
-        given = [(name, isinstance(image, Video)) for name, image in found.images]
-        assert given == [(name, is_video) for _, name, is_video in images_of([message])]
+        assert found.messages[0]["content"] == content_of(message, "", MARKS)
+        given = [(name, {Video: "video", Sound: "audio"}.get(type(image), "image")) for name, image in found.images]
+        assert given == [(name, kind) for _, name, kind in images_of([message])]

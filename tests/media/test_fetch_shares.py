@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -21,7 +21,7 @@ from vnext.server.settings import ServerSettings
 class Reader:
     """Fetches what hangs until it may end, and other addresses at once."""
 
-    shown = shown_film = "here"
+    shown = MappingProxyType({"image": "here"})
 
     def __init__(self, *_: object) -> None:
         self.ends, self.hanging = threading.Event(), list[str]()
@@ -36,6 +36,8 @@ class Reader:
     def seen(self, given: bytes, name: str, is_alone: bool, custom: Custom) -> bytes:
         return given
 
+    film = heard = seen
+
 
 def test_a_client_has_half_of_the_threads_that_fetch_even_when_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader()
@@ -47,15 +49,15 @@ def test_a_client_has_half_of_the_threads_that_fetch_even_when_it_has_left(monke
         read = PromptImages(cast(ServerSettings, SimpleNamespace(**given)), "", texts).read
         share = FETCHES_MAX // 2
         for turn in range(2):
-            waiting = [asyncio.create_task(read([("http://hangs/", str(each), False)], "greedy")) for each in range(3 * FETCHES_MAX)]
+            waiting = [asyncio.create_task(read([("http://hangs/", str(each), "image")], "greedy")) for each in range(3 * FETCHES_MAX)]
             await asyncio.sleep(0.05)
-            assert await asyncio.wait_for(read([("http://good/", "it", False)], "other"), 30) == [b"bytes"], turn
+            assert await asyncio.wait_for(read([("http://good/", "it", "image")], "other"), 30) == [b"bytes"], turn
             assert len(reader.hanging) == share, "those who have left are fetched for"
             for each in waiting:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
         reader.ends.set()
-        assert await asyncio.wait_for(read([("http://good/", "it", False)], "greedy"), 30) == [b"bytes"]
+        assert await asyncio.wait_for(read([("http://good/", "it", "image")], "greedy"), 30) == [b"bytes"]
         texts.close()
 
     asyncio.run(work())
@@ -72,7 +74,7 @@ def test_a_full_store_asks_for_patience(monkeypatch: pytest.MonkeyPatch) -> None
     async def work() -> Failure:
         texts = TextWork(10_000)
         try:
-            await PromptImages(cast(ServerSettings, SimpleNamespace(**given)), "", texts).read([("data:,", "it", False)], "one")
+            await PromptImages(cast(ServerSettings, SimpleNamespace(**given)), "", texts).read([("data:,", "it", "image")], "one")
         except MediaFull as error:
             return failure_of(error)
         finally:

@@ -169,7 +169,7 @@ def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]
             ({"prompt": text, "multi_modal_data": {"image": []}}, "1 times <image> and 0 images"),
             ({"prompt": text, "multi_modal_data": {"image": [b"x"]}}, r"multi_modal_data\['image'\]\[0\] is no image that can be read"),
             ({"prompt": text, "multi_modal_data": {"sound": b"x"}}, "A prompt with multi_modal_data is"),
-            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "This model reads no sounds: leave them out"),
+            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, r"\['audio'\]\[0\] is a sound, and this model reads images only"),
             ({"prompt_token_ids": [-5]}, "The prompt holds -5"),
         ):
             with pytest.raises(InvalidRequest, match=sentence):
@@ -212,7 +212,7 @@ def test_a_program_chats_with_images_as_clients_do(server: Server, reader: tuple
             ({"type": "image", "image": 3}, "image is no image: give an address, a file's bytes, Pillow's image or"),
             ({"type": "image", "image": b"no image"}, "image is no image that can be read: it must be PNG, JPEG"),
             ({"type": "image"}, "image is missing: it is required."),
-            ({"type": "input_audio"}, r"""is 'input_audio': give {"type": "text", "text": ...}, or an image as "image_url"."""),
+            ({"type": "input_file"}, r"""is 'input_file': give {"type": "text", "text": ...}, or an image as "image_url", a sound as "input_audio"."""),
         )
         for part, sentence in wrong:
             with pytest.raises(InvalidRequest, match=rf"^messages\[0\]\.content\[1\].{re.escape(sentence)}"):

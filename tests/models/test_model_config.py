@@ -110,12 +110,13 @@ TURNING = WITH_TOWER | {"text_config": PLAIN | {"rope_scaling": {"type": "mrope"
 INTERLEAVED = TURNING | {"text_config": TURNING["text_config"] | {"head_dim": 16, "rope_scaling": {"mrope_section": [4, 2, 2]}, "num_hidden_layers": 3}}
 SHARED = {"towers.siglip"}  # parts of several families
 WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim", "attention_heads")} | {"d_model": 8}
+HEARING = {"text_config": PLAIN, "audio_config": {}}
 HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 
 
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     beginnings = {
-        "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Mamba2": {"num_heads": 2, "head_dim": 32, "n_groups": 1}, "Whisper": WHISPER,
+        "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Mamba2": {"num_heads": 2, "head_dim": 32, "n_groups": 1}, "Whisper": WHISPER, "Qwen2Audio": HEARING,
         "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "Lfm3": {"layer_types": ["conv", "full_attention"]},
         **dict.fromkeys(("KimiLinear", "OlmoHybrid", "BailingHybrid"), HALF_LINEAR),
         "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),

@@ -236,7 +236,7 @@ class LLM(EngineOperations):
 
         The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text. A content may
         be a list of parts, {"type": "text", "text": ...} and images: "image_url" with a data URL, or "image" with Pillow's image,
-        bytes of a file or an array.
+        bytes of a file or an array; and sounds: "input_audio", or "audio" with bytes of a file or (samples, their rate).
         """
         variables = as_variables(tools, chat_template_kwargs)
         prompts: list[Any] = [self._maker.render(each, variables) for each in as_conversations(messages)]

@@ -6,8 +6,9 @@ structs, arrays and iterators for lists, where they can mean one thing only. Kno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,9 +26,15 @@ class Video(NamedTuple):
     content: object
 
 
+class Sound(NamedTuple):
+    """Bytes of a file, an address, or (samples [N], their rate)."""
+
+    content: object
+
+
 class WithImages(NamedTuple):
-    """A text that marks its images as the model does, and these: bytes of files, addresses, images of Pillow or arrays, or a Video;
-    and `names` for them. `is_talk`: the text is a conversation's, and has its special tokens."""
+    """A text that marks its images as the model does, and these: bytes of files, addresses, images of Pillow or arrays, a Video or
+    a Sound; and `names` for them. `is_talk`: the text is a conversation's, and has its special tokens."""
 
     text: str
     images: list[object]
@@ -35,20 +42,13 @@ class WithImages(NamedTuple):
     is_talk: bool = False
 
 
-class WithSound(NamedTuple):
-    """A text behind a sound: bytes of a file, or (samples [N], their rate)."""
-
-    text: str
-    sound: object
-
-
-ReadPrompt = str | list[int] | WithImages | WithSound
+ReadPrompt = str | list[int] | WithImages
 Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """Messages whose contents are texts, in which MARK and FILM_MARK stand for images and videos; (name, image) of these, as
-    WithImages has them."""
+    """Messages whose contents are texts, in which MARKS stand for images, videos and sounds; (name, image) of these, as WithImages
+    has them."""
 
     messages: list[Message]
     images: list[tuple[str, object]]
@@ -59,8 +59,15 @@ Params = SamplingParams | Mapping[str, Any] | None
 ParamsChoice = Params | Sequence[Params]
 """One for all prompts, or a list with one for each."""
 
-MARK, FILM_MARK = "<image>", "<video>"
-IMAGE_KINDS, FILM_KINDS = ("image_url", "image", "image_pil"), ("video_url", "video")
+MARKS = MappingProxyType({"image": "<image>", "video": "<video>", "audio": "<audio>"})
+MEDIA = MappingProxyType(
+    {
+        **dict.fromkeys(("image_url", "image", "image_pil"), "image"), **dict.fromkeys(("video_url", "video"), "video"),
+        **dict.fromkeys(("audio_url", "audio", "input_audio"), "audio"),
+    }
+)  # fmt: skip
+"""Types of parts, each with its kind."""
+AS: Mapping[str, Callable[[object], object]] = MappingProxyType({"image": lambda image: image, "video": Video, "audio": Sound})
 A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
 A_MESSAGE = '{"role": ..., "content": ...}'
 
@@ -77,7 +84,7 @@ def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> lis
 
 def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
     """The text or the token ids of one prompt. Raises InvalidRequest."""
-    if isinstance(prompt, str | WithImages | WithSound):
+    if isinstance(prompt, str | WithImages):
         return prompt
     if not isinstance(prompt, Mapping):
         return _token_ids(_items(prompt, name, A_PROMPT), name)
@@ -93,19 +100,18 @@ def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
     return _token_ids(_items(value, key, "token ids" if key == "prompt_token_ids" else "a text"), key)
 
 
-def _with_media(prompt: Mapping[str, Any]) -> WithImages | WithSound:
+def _with_media(prompt: Mapping[str, Any]) -> WithImages:
     text, data = prompt.get("prompt"), prompt["multi_modal_data"]
     known = isinstance(data, Mapping) and data.keys() and (data.keys() <= {"image", "video"} or data.keys() == {"audio"})
     if not isinstance(text, str) or len(prompt) != 2 or not known:
         remedy = 'is {"prompt": a text, "multi_modal_data": {"image": ...}}, or has "video" or "audio" there'
         raise InvalidRequest(f"A prompt with multi_modal_data {remedy}.", "prompt")
-    if "audio" in data:
-        return WithSound(text, data["audio"])
-    images, films = data.get("image", ()), data.get("video", [])
-    images = list(images) if isinstance(images, list | tuple) else [images]
-    films = [Video(each) for each in (films if isinstance(films, list) else [films])]
-    names = [f"multi_modal_data['{kind}'][{at}]" for kind, all_ in (("image", images), ("video", films)) for at in range(len(all_))]
-    return WithImages(text, images + films, tuple(names))
+    images, names = list[object](), list[str]()
+    for kind, given in ((kind, data[kind]) for kind in MARKS if kind in data):
+        each = list(given) if isinstance(given, list) or (isinstance(given, tuple) and kind == "image") else [given]
+        images += map(AS[kind], each)
+        names += [f"multi_modal_data['{kind}'][{at}]" for at in range(len(each))]
+    return WithImages(text, images, tuple(names))
 
 
 def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
@@ -204,18 +210,18 @@ def _content(parts: Sequence[object], name: str, images: list[tuple[str, object]
     for at, part in enumerate(parts):
         given = part if isinstance(part, Mapping) else {}
         kind = given.get("type")
-        value = given.get(kind) if kind in ("text", *IMAGE_KINDS, *FILM_KINDS) else None
-        if value is None and kind in ("text", *IMAGE_KINDS, *FILM_KINDS):
+        value = given.get(kind) if kind in ("text", *MEDIA) else None
+        if value is None and kind in ("text", *MEDIA):
             raise InvalidRequest(f"{name}[{at}].{kind} is missing: it is required.", "messages")
-        if kind in (*IMAGE_KINDS, *FILM_KINDS):
-            content = value.get("url") if isinstance(value, Mapping) else value
-            images.append((f"{name}[{at}].{kind}", Video(content) if kind in FILM_KINDS else content))
-            found, is_behind_text = found + (FILM_MARK if kind in FILM_KINDS else MARK), False
+        if (medium := MEDIA.get(str(kind))) is not None:
+            content = value.get("url", f"data:;base64,{value.get('data')}") if isinstance(value, Mapping) else value
+            images.append((f"{name}[{at}].{kind}", AS[medium](content)))
+            found, is_behind_text = found + MARKS[medium], False
         elif isinstance(value, str):
             found, is_behind_text = found + ("\n" if is_behind_text else "") + value, True
         else:
             what = repr(kind) if kind is not None else kind_of(part)
-            remedy = 'give {"type": "text", "text": ...}, or an image as "image_url"'
+            remedy = 'give {"type": "text", "text": ...}, or an image as "image_url", a sound as "input_audio"'
             raise InvalidRequest(f"{name}[{at}] is {what}: {remedy}.", "messages")
     return found
 

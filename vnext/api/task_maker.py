@@ -16,15 +16,14 @@ import msgspec
 
 from vnext.api.generated import Slot, Task
 from vnext.api.program_input import (
-    FILM_MARK,
-    MARK,
+    MARKS,
     Conversation,
     Message,
     ParamsChoice,
     ReadPrompt,
+    Sound,
     Video,
     WithImages,
-    WithSound,
     as_adapters,
     as_params,
 )
@@ -45,7 +44,7 @@ from vnext.state.config import request_length_max
 from vnext.state.events import pack_tokens
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
-    from vnext.media.reader import ImageReader
+    from vnext.media.reader import ImageReader, Shown
     from vnext.media.sounds import SoundReader
     from vnext.runtime.protocol.messages import AdapterFiles, EngineReady, SubmitRequest
     from vnext.state.params import Constraint
@@ -93,12 +92,14 @@ class TaskMaker:
         """A conversation as a prompt. The template sees the `variables`."""
         if not conversation.images:
             return self.tokenizer.encode(self.written(conversation.messages, variables), add_special_tokens=False)
-        shown, film, (names, images) = self._reader.shown, self._reader.shown_film, zip(*conversation.images)
+        shown, (names, images) = self._reader.shown, zip(*conversation.images)
 
         def marked(text: str) -> str:
-            return text.replace(MARK, shown).replace(FILM_MARK, film or FILM_MARK)
+            for kind, mark in shown.items():
+                text = text.replace(MARKS[kind], mark)
+            return text
 
-        self.template.mark_media({"image": shown, "video": film})
+        self.template.mark_media(shown)
         messages = [
             {**each, "content": marked(text)} if isinstance(text := each.get("content"), str) else each
             for each in conversation.messages
@@ -149,34 +150,40 @@ class TaskMaker:
 
         return SoundReader(sizes, self._addresses)
 
-    def _with_media(self, prompt: WithImages | WithSound) -> tuple[list[int], bytes]:
-        """The tokens of a prompt with images or a sound, and these as the engine gets them. Raises InvalidRequest."""
+    def _with_media(self, prompt: WithImages) -> tuple[list[int], bytes]:
+        """The tokens of a prompt with images or sounds, and these as the engine gets them. Raises InvalidRequest."""
+        is_heard = IMAGES not in self._environment and all(isinstance(each, Sound) for each in prompt.images)
         try:
-            return self._with_images(prompt) if isinstance(prompt, WithImages) else self._with_sound(prompt)
+            return self._behind_sound(prompt) if is_heard else self._with_images(prompt)
         except InvalidRequest:
             raise
         except ValueError as error:  # MediaError, whose module needs numpy
-            of_talk = isinstance(prompt, WithImages) and prompt.is_talk
-            raise InvalidRequest(f"{error}.", "messages" if of_talk else "multi_modal_data") from error
+            raise InvalidRequest(f"{error}.", "messages" if prompt.is_talk else "multi_modal_data") from error
 
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader
-        images = [
-            reader.film(image.content, name) if isinstance(image, Video) else reader.seen(image, name, len(prompt.names) == 1)
-            for image, name in zip(prompt.images, prompt.names)
-        ]
+
+        def shown(image: object, name: str) -> Shown:
+            if isinstance(image, Video | Sound):
+                return reader.film(image.content, name) if isinstance(image, Video) else reader.heard(image.content, name)
+            return reader.seen(image, name, len(prompt.names) == 1)
+
+        images = list(map(shown, prompt.images, prompt.names))
         text = reader.written(prompt.text, images)
         tokens = self.tokens(self.tokenizer.encode(text, add_special_tokens=False) if prompt.is_talk else text)
         return tokens, reader.packed(tokens, images)
 
-    def _with_sound(self, prompt: WithSound) -> tuple[list[int], bytes]:
+    def _behind_sound(self, prompt: WithImages) -> tuple[list[int], bytes]:
+        """Of a model whose prompts begin with a sound."""
         reader, tokens = self._sounds, self.tokens(self.tokenizer.encode(prompt.text, add_special_tokens=False))
-        samples = reader.seen(prompt.sound, name := "multi_modal_data['audio']")
+        if len(prompt.images) != 1:
+            raise InvalidRequest(f"multi_modal_data['audio'] has {len(prompt.images)} sounds: give one.", "multi_modal_data")
+        samples = reader.seen(prompt.images[0].content, name := "multi_modal_data['audio']")  # type: ignore[attr-defined]  # Sound
         return [0] * reader.span + tokens, reader.packed(samples, tokens, name)
 
     def tokens(self, prompt: ReadPrompt, is_prompt: bool = True) -> list[int]:
         """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
-        if isinstance(prompt, WithImages | WithSound):
+        if isinstance(prompt, WithImages):
             raise InvalidRequest("multi_modal_data is for generate(): give a text or token ids here.", "multi_modal_data")
         tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else prompt
         what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
@@ -200,7 +207,7 @@ class TaskMaker:
         self, prompt: ReadPrompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
     ) -> Task:
         text = prompt if isinstance(prompt, str) else None
-        if isinstance(prompt, WithImages | WithSound):
+        if isinstance(prompt, WithImages):
             text = prompt.text
             tokens, packed = self._with_media(prompt)
         else:

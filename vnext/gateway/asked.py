@@ -32,7 +32,7 @@ TIMEOUT_S = 0.5
 TEXT_BYTES_MIN = 256
 """A shorter prompt has no prefix worth knowing."""
 CHAT = "/v1/chat/completions"
-SHOWING = b"image_url", b"video_url"
+SHOWING = b"image_url", b"video_url", b"audio_url", b"input_audio"
 FIELDS = {
     CHAT: (
         "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",

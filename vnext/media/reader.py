@@ -1,4 +1,4 @@
-"""The reader: from the images of one prompt to the text that stands for them, and to the places of their inputs among its tokens.
+"""The reader: from the images, or sounds, of one prompt to the text that stands for them, and to their places among its tokens.
 
 Owns the order of the two and what must agree: as many marks in the text as images, as many tokens as inputs have.
 """
@@ -19,6 +19,7 @@ from vnext.media.films import film_of
 from vnext.media.pairs import BEGIN, END, PLACE, PairForm
 from vnext.media.pictures import MediaError, picture_of
 from vnext.media.seen import Form, Seen, with_images
+from vnext.media.sounds import SoundForm, file_of
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
@@ -29,6 +30,8 @@ FORMS: Mapping[str, Callable[..., Form]] = MappingProxyType(
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32
 """Of one prompt, videos among them."""
+SOUNDS = "sounds"
+"""The name of the form of a model that reads sounds."""
 FILM = BEGIN + PLACE + END
 """Stands for a video in a message of a conversation."""
 
@@ -41,7 +44,7 @@ def form_of(folder: Path, sizes: str) -> Form:
 
 
 class Shown(NamedTuple):
-    """An image, or a video, where ranks find it: the text that stands for it, and (digest, tokens) of each of its inputs."""
+    """An image, a video or a sound, where ranks find it: the text that stands for it, and (digest, tokens) of each input."""
 
     text: str
     inputs: tuple[tuple[bytes, int], ...]
@@ -49,14 +52,21 @@ class Shown(NamedTuple):
 
 
 class ImageReader:
-    """Reads images for one model, and puts their inputs where its ranks find them. Any thread may call it."""
+    """Reads images, or sounds, for one model, and puts their inputs where its ranks find them. `shown` stands for each in a message
+    of a conversation, by the kinds that it reads. Any thread may call it."""
 
     def __init__(self, model_path: Path, sizes: str, addresses: Iterable[str], rules: MediaRules = MediaRules()) -> None:
-        """`sizes`: the form of images, as the engine tells it; `addresses`: of the engines. Raises MediaError."""
-        self._form, self._rules = form_of(model_path, sizes), rules
-        self._store = MediaStore(map(folder_of, addresses))
+        """`sizes`: the form of images or sounds, as the engine tells it; `addresses`: of the engines. Raises MediaError."""
+        name, *numbers = sizes.split()
+        self._form = SoundForm(int(numbers[0]), int(numbers[1])) if name == SOUNDS else form_of(model_path, sizes)
+        self._store, self._rules = MediaStore(map(folder_of, addresses)), rules
         self._films: PairForm | None = getattr(self._form, "films", None)
-        self.mark, self.shown, self.shown_film = self._form.mark, self._form.shown, FILM if self._films else ""
+        self.shown = {"audio" if name == SOUNDS else "image": self._form.shown} | ({"video": FILM} if self._films else {})
+
+    @property
+    def kind(self) -> str:
+        """What it reads, videos aside."""
+        return SOUNDS if isinstance(self._form, SoundForm) else "images"
 
     def bytes_at(self, address: str, name: str) -> bytes:
         """The file at an address. Blocks, for seconds where that is elsewhere. Raises MediaError."""
@@ -65,14 +75,30 @@ class ImageReader:
     def film(self, video: object, name: str, custom: Custom = NOT_CUSTOM) -> Shown:
         """A video in any form: an address, a file's bytes, or (frames, how many of them a second). Blocks. Raises MediaError."""
         if (form := self._films) is None:
-            raise MediaError(f"{name} is a video, and this model reads images only")
+            raise self._unread("a video", name)
         form = form.customized(custom, name)
         if isinstance(video, str):
             video = self.bytes_at(video, name)
         return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, is_film=True)
 
+    def heard(self, sound: object, name: str, custom: Custom = NOT_CUSTOM) -> Shown:
+        """A sound in any form: an address, a file's bytes, or (samples [N], their rate). Blocks. Raises MediaError."""
+        if not isinstance(form := self._form, SoundForm):
+            raise self._unread("a sound", name)
+        if custom != NOT_CUSTOM:
+            raise MediaError(f"{name} is read in one way only: leave mm_processor_kwargs and media_io_kwargs out")
+        samples, count = form.heard(self.bytes_at(sound, name) if isinstance(sound, str) else sound, name)
+        [digest] = self._store.put([file_of(samples)], name)
+        return Shown(form.mark * count, ((digest, count),))
+
+    def _unread(self, kind: str, name: str) -> MediaError:
+        reads = " and ".join({"image": "images", "video": "videos", "audio": "sounds"}[each] for each in self.shown)
+        return MediaError(f"{name} is {kind}, and this model reads {reads} only")
+
     def seen(self, image: object, name: str, is_alone: bool, custom: Custom = NOT_CUSTOM) -> Shown:
         """An image in any form: an address, a file's bytes, an array, or an image of Pillow. Blocks. Raises MediaError."""
+        if isinstance(form := self._form, SoundForm):
+            raise self._unread("an image", name)
         if isinstance(image, str):
             image = self.bytes_at(image, name)
         if isinstance(image, bytes):
@@ -81,7 +107,6 @@ class ImageReader:
             image = np.asarray(image.convert("RGB"))
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             raise MediaError(f"{name} is no image: give an address, a file's bytes, Pillow's image or uint8 [height, width, 3]")
-        form = self._form
         if custom.min_pixels or custom.max_pixels:
             if not isinstance(form, grid.GridForm):
                 raise MediaError(f"{name} has the size that this model reads: leave min_pixels and max_pixels out")
@@ -89,14 +114,15 @@ class ImageReader:
         return self._kept(form.seen(image, name, is_alone), name)
 
     def _kept(self, seen: Seen, name: str, is_film: bool = False) -> Shown:
+        assert not isinstance(self._form, SoundForm), "images and videos have asked"
         digests = self._store.put([part.file for part in seen.parts], name, [(part.rows, part.step) for part in seen.parts])
         return Shown(seen.text, tuple(zip(digests, (len(self._form.spelled(part)) for part in seen.parts))), is_film)
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
-        """A prompt's text in which each mark is the text of its image, or video. Raises MediaError."""
+        """A prompt's text in which each mark is the text of its image, video or sound. Raises MediaError."""
         if self._films is not None:
             text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
-        return with_images(text, [image.text for image in images if not image.is_film], self.mark)
+        return with_images(text, [image.text for image in images if not image.is_film], self._form.mark, self.kind)
 
     def packed(self, tokens: Sequence[int], images: Sequence[Shown]) -> bytes:
         """The tokens of a written prompt as the engine gets them: int32 bytes, in which inputs are. Raises MediaError where the
@@ -114,5 +140,5 @@ class ImageReader:
             behind += count
         wanted = sum(count for image in images for _, count in image.inputs)
         if behind != wanted or len(places) != wanted or any(queues):
-            raise MediaError(f"the tokenizer makes {len(places)} tokens of images where the model has {wanted}")
+            raise MediaError(f"the tokenizer makes {len(places)} tokens of {self.kind} where the model has {wanted}")
         return with_inputs(given, inputs).tobytes()

@@ -17,9 +17,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from vnext.media.pictures import MediaError
 from vnext.media.store import MediaStore, folder_of
-from vnext.state.store.inputs import input_tokens
+from vnext.state.store.inputs import TOKENS_MIN, input_tokens
 
 SOUND = b"sound\0"
+BEGIN, PLACE, END = "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"
 SECONDS_MAX = 3600
 FRAMES_MAX = 1 << 25
 """Of all of a file, at its own rate: twelve minutes at 48,000 Hz, half an hour at 16,000."""
@@ -151,25 +152,57 @@ class SoundReader:
         self._store = MediaStore(map(folder_of, addresses))
 
     def seen(self, sound: object, name: str) -> np.ndarray:
-        """The samples float32 [N] of a file's bytes, or of (samples [N], their rate), at SAMPLE_RATE. Raises MediaError."""
-        if isinstance(sound, bytes):
-            found = sound_of(sound, name)
-        else:
-            samples, rate = sound if isinstance(sound, tuple | list) and len(sound) == 2 else (None, 0)
-            wave = np.asarray(samples)
-            if wave.ndim != 1 or wave.dtype.kind != "f" or not isinstance(rate, int | float) or int(rate) not in RATES:
-                raise MediaError(f"{name} is no sound: give a file's bytes, or (samples as floats [N], their rate)")
-            _check_frames(len(wave), name)
-            found = as_heard(wave.astype(np.float32), int(rate))
-        if len(found) > self.samples:
-            seconds, most = len(found) / SAMPLE_RATE, self.samples / SAMPLE_RATE
-            raise MediaError(f"{name} has {seconds:.1f} seconds: the model reads {most:g} at once, give its parts")
-        return found
+        """As read_whole."""
+        return read_whole(sound, name, self.samples)
 
     def packed(self, samples: np.ndarray, tokens: Sequence[int], name: str) -> bytes:
         """A prompt, int32 bytes: the tokens of a sound float32 [N], and those behind it. Raises MediaError."""
         (digest,) = self._store.put([file_of(samples)], name)
         return np.concatenate((input_tokens(digest, self.span), np.array(tokens, dtype=np.int32))).tobytes()
+
+
+class SoundForm(NamedTuple):
+    """How a model reads sounds among the tokens of its prompts: `token` stands for vectors, `samples` are the most of a sound;
+    marks as a Form's (seen.py)."""
+
+    token: int
+    samples: int
+    mark: str = PLACE
+    shown: str = BEGIN + PLACE + END
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (self.token,)
+
+    def heard(self, sound: object, name: str) -> tuple[np.ndarray, int]:
+        """A sound's samples, as read_whole has them, and how many tokens stand for it. Raises MediaError."""
+        samples = read_whole(sound, name, self.samples)
+        if (count := states_of(len(samples)) // 2) < TOKENS_MIN:
+            least = 4 * TOKENS_MIN * HOP / SAMPLE_RATE
+            raise MediaError(f"{name} has {len(samples) / SAMPLE_RATE:.2f} seconds: the model reads {least:g} at least")
+        return samples, count
+
+
+def states_of(samples: int) -> int:
+    """The states that a tower makes of a sound: one of each two columns, the last of which may be cut."""
+    return -(-samples // (2 * HOP))
+
+
+def read_whole(sound: object, name: str, most: int) -> np.ndarray:
+    """The samples float32 [N], N <= most, of a file's bytes, or of (samples [N], their rate), at SAMPLE_RATE. Raises MediaError."""
+    if isinstance(sound, bytes):
+        found = sound_of(sound, name)
+    else:
+        samples, rate = sound if isinstance(sound, tuple | list) and len(sound) == 2 else (None, 0)
+        wave = np.asarray(samples)
+        if wave.ndim != 1 or wave.dtype.kind != "f" or not isinstance(rate, int | float) or int(rate) not in RATES:
+            raise MediaError(f"{name} is no sound: give a file's bytes, or (samples as floats [N], their rate)")
+        _check_frames(len(wave), name)
+        found = as_heard(wave.astype(np.float32), int(rate))
+    if len(found) > most:
+        seconds = len(found) / SAMPLE_RATE
+        raise MediaError(f"{name} has {seconds:.1f} seconds: the model reads {most / SAMPLE_RATE:g} at once, give its parts")
+    return found
 
 
 def as_heard(wave: np.ndarray, rate: int) -> np.ndarray:

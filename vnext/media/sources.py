@@ -106,7 +106,7 @@ def _fetched(address: str, rules: MediaRules, name: str) -> bytes:
         timer.start()
         try:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers={"User-Agent": "vnext", "Accept": "image/*, video/*"})
+            connection.request("GET", target, headers={"User-Agent": "vnext", "Accept": "image/*, video/*, audio/*"})
             answer = connection.getresponse()
             if answer.status in REDIRECTS:
                 address = urljoin(address, answer.headers.get("Location", ""))

@@ -161,6 +161,7 @@ ROWS = MappingProxyType(
         "Qwen3VLForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl"),
         "Qwen3VLMoeForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl_moe"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
+        "Qwen2AudioForConditionalGeneration": Row("towers.qwen2_audio", "qwen2_audio"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})

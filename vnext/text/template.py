@@ -63,8 +63,8 @@ class ChatTemplate:
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
-    `media`: what stands for an "image" and a "video" in messages and prompts, {} where the model reads none; a template that takes
-    contents as lists of parts gets such.
+    `media`: what stands for an "image", a "video" and an "audio" in messages and prompts, {} where the model reads none; a template
+    that takes contents as lists of parts alone gets such, and one that takes them too of messages with sounds, which it counts.
 
     `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks. `tool_source`: another template
     for requests with tools, whose dialect is that of all; "" for none."""
@@ -83,8 +83,9 @@ class ChatTemplate:
         self.shows_tools, self.dialect = shows_tools(source), found or GENERIC
         self.knows_system = "system" in source
         self.media: Mapping[str, str] = {}
-        self._takes_parts = False
-        self._takes_parts = "content" in source and "type" in source and self._tried_parts()
+        self._takes_parts = self._may_take_parts = False
+        if "content" in source and "type" in source:
+            self._takes_parts, self._may_take_parts = self._tried_parts()
         self.marks = self._tried(marks_of(source, reasoning_parser))
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
@@ -95,25 +96,27 @@ class ChatTemplate:
             self.dialect = self._with_tools.dialect
 
     def mark_media(self, marks: Mapping[str, str]) -> None:
-        """These stand for images and videos from now on, by kind; one that is "" for none."""
-        self.media = self._with_tools.media = {kind: mark for kind, mark in marks.items() if mark}
+        """These stand for images, videos and sounds from now on, by kind."""
+        self.media = self._with_tools.media = dict(marks)
 
     def _in_parts(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with its content as a list, in which each mark is an image or a video."""
+        """The message with its content as a list, in which each mark is an image, video or sound, if the template takes such."""
         content, kinds = message.get("content"), {mark: kind for kind, mark in self.media.items()}
-        if not isinstance(content, str):
+        if not isinstance(content, str) or not (self._takes_parts or (self._may_take_parts and self.media["audio"] in content)):
             return dict(message)
         pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", content) if kinds else [content]
         texts = [text for text in pieces if text or not content]
-        parts = [{"type": kinds[text]} if text in kinds else {"type": "text", "text": text} for text in texts]
+        own = {"image": {"type": "image"}, "video": {"type": "video"}, "audio": {"type": "audio", "audio": ""}}
+        parts = [own[kinds[text]] if text in kinds else {"type": "text", "text": text} for text in texts]
         return {**message, "content": parts}
 
-    def _tried_parts(self) -> bool:
-        """Whether the template shows a text only as a part of a list."""
+    def _tried_parts(self) -> tuple[bool, bool]:
+        """Whether the template shows a text only as a part of a list, and whether it shows it there."""
         word = "vnextprobe"
         as_text = self._probed([{"role": "user", "content": word}])
         as_list = self._probed([{"role": "user", "content": [{"type": "text", "text": word}]}])
-        return word not in (as_text or "") and word in (as_list or "")
+        is_shown = word in (as_list or "")
+        return is_shown and word not in (as_text or ""), is_shown
 
     def with_words(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[dict[str, Any]]:
         """The messages, in which tools and calls are words where the template knows none."""
@@ -161,7 +164,7 @@ class ChatTemplate:
         """The prompt's text. Raises InvalidRequest with the template's error message, and TemplateSlow after `limit_s` of this
         thread's computing time."""
         given = self._special_tokens | {"tools": None, "documents": None} | dict(variables)
-        if self._takes_parts:
+        if self._takes_parts or "audio" in self.media:
             messages = [self._in_parts(message) for message in messages]
         try:
             return within(

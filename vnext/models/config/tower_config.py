@@ -241,13 +241,17 @@ HOP = 160
 """Samples from one column of a spectrogram to the next."""
 
 
-class SoundTower(msgspec.Struct, frozen=True, kw_only=True):
+class SoundTower(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """An encoder of sounds of one length: two convolutions over spectrograms of `bands`, the second one in steps of two, then
-    layers over `states`. `places`: of text tokens behind a sound. `eps`: of norms."""
+    layers over `states`. `places`: of text tokens behind a sound. `eps`: of norms. `token`: in the place of which vectors of
+    `width` numbers stand, one of each two states; 0 where a text listens to what each prompt begins with.
+    """
 
     bands: int
     states: int
-    places: int
+    places: int = 0
+    token: int = 0
+    width: int = 0
     hidden_size: int
     intermediate_size: int
     layer_count: int
@@ -256,8 +260,8 @@ class SoundTower(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> int:
-        """How many tokens of a prompt stand for a sound: for each of its states, and for none at the end."""
-        return -(-self.states // SPAN_UNIT) * SPAN_UNIT
+        """How many tokens of a prompt stand for a sound of full length: for each of its states, and for none at the end."""
+        return self.states // 2 if self.token else -(-self.states // SPAN_UNIT) * SPAN_UNIT
 
     @property
     def products(self) -> float:
@@ -268,6 +272,16 @@ class SoundTower(msgspec.Struct, frozen=True, kw_only=True):
     def samples(self) -> int:
         """Of a sound of full length."""
         return 2 * self.states * HOP
+
+    @property
+    def leads(self) -> bool:
+        """Whether each prompt begins with a sound, to which its text listens."""
+        return not self.token
+
+    @property
+    def sizes(self) -> str:
+        """As Tower's, of sounds; of one that leads, how many tokens stand for it, and its samples."""
+        return f"{self.span} {self.samples}" if self.leads else f"sounds {self.token} {self.samples}"
 
 
 def layer_products(tower: Tower | SoundTower, states: int) -> int:

@@ -261,27 +261,33 @@ KERNEL = 3
 
 class SoundTowerParams(NamedTuple):
     """`first` and `second` are the convolutions, over bands and over channels, as products [hidden, channels * KERNEL]; `positions`
-    [N, hidden]."""
+    [N, hidden]. `projection` makes vectors of two states each, by their mean; None where a text listens to states."""
 
     first: Linear
     second: Linear
     positions: Array
     layers: tuple[TowerLayer, ...]
     norm: LayerNorm
+    projection: Linear | None = None
 
 
 def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig, band: int = NO_BAND) -> Parts:
-    """States [span, hidden] of one sound, float32 [bands, 2 * states], in parts as tower.encode; zeros behind the last one. `kv` is
-    a cache for its states and one layer, used up."""
-    sound = config.sound
+    """States [span, hidden] of one sound, float32 [bands, 2 * states], in parts as tower.encode; zeros behind the last one. Or its
+    vectors [states // 2, width], of a spectrogram that may end with one column more. `kv` is a cache for its states and one layer,
+    used up."""
+    sound, states = config.sound, spectrogram.shape[1] // 2
     assert sound is not None
-    step = step_of_all(kv, sound.states, config)
+    step = step_of_all(kv, states, config)
     chosen, hidden = step.operations, spectrogram.T.to(params.positions.dtype)
     for layer, stride in ((params.first, 1), (params.second, 2)):
         hidden = chosen.activate(chosen.linear(neighbours(hidden, stride), *layer), None, None, "gelu")
-    hidden, count = hidden + params.positions, len(params.layers) * parts_of(sound.states, band)
+    hidden, count = hidden[:states] + params.positions[:states], len(params.layers) * parts_of(states, band)
     for _ in through(params.layers, hidden, kv, step, band):
         yield count
+    if params.projection is not None:
+        pairs = hidden[: states // 2 * 2].unflatten(0, (-1, 2)).float()
+        means = ((pairs[:, 0] + pairs[:, 1]) / 2).to(hidden.dtype)
+        return chosen.linear(norm_of(means, params.norm, step), *params.projection)
     hidden = norm_of(hidden, params.norm, step)
     found = hidden.new_zeros((sound.span, hidden.shape[1]))
     found[: len(hidden)] = hidden

@@ -82,7 +82,7 @@ USED_TEMPLATES = frozenset({"default", "tool_use"})
 def unread(path: Path) -> str:
     """One sentence on what is left unread of the checkpoint in folder `path`, "" where there is nothing. Raises ModelError."""
     config = load_config(path)
-    only = GENERATION_ONLY - ({"suppress_tokens"} if config.sound else set())
+    only = GENERATION_ONLY - ({"suppress_tokens"} if config.sound and config.sound.leads else set())
     parts = {
         "tensors": unread_tensors(path, config),
         "members of config.json": unread_members(read_config(path)),

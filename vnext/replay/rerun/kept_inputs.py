@@ -28,7 +28,8 @@ class KeptInputs(InputVectors):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, started: EngineStarted, kept: KeptAt) -> None:
         """For the model at `path`, whose activations are of `dtype`. Raises CannotRun."""
-        super().__init__(config.tower.image_token if config.tower is not None else 0)
+        tower, sound = config.tower, config.sound
+        super().__init__(tower.image_token if tower is not None else sound.token if sound is not None else 0)
         try:
             form = repr(config.sound) if config.tower is None else repr(form_at(path, config.tower))
         except ModelError as error:

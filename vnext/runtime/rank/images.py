@@ -22,7 +22,7 @@ from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
 from vnext.media.reader import form_of
 from vnext.media.seen import Form, part_in
-from vnext.media.sounds import samples_in, spectrogram_of
+from vnext.media.sounds import samples_in, spectrogram_of, states_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig
@@ -343,14 +343,16 @@ class Sounds(Inputs):
         """`folder`: the store of sounds. Raises ModelError."""
         assert config.sound is not None, "a model that listens"
         self._sound, self._folder, self.form = config.sound, folder, repr(config.sound)
-        super().__init__(path, config, dtype, self._sound.states, 0, kept_bytes)
+        super().__init__(path, config, dtype, self._sound.states, self._sound.token, kept_bytes)
 
     def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
-        """As Inputs, of a sound."""
+        """As Inputs, of a sound. One that stands among a prompt's tokens is as long as it is."""
         samples = samples_in(kept_in(self._folder, digest, "sound"))
         if len(samples) > self._sound.samples:
             raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
+        if self._sound.token:
+            spectrogram = spectrogram[:, : 2 * states_of(len(samples)) + 1]
         states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, band)
         return Encoded(states, torch.full((len(states),), self._token))
 

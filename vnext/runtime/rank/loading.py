@@ -216,9 +216,9 @@ def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
 def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
     """Give the runner the tower of a model that reads images or sounds, where this rank embeds tokens. Raises ModelError."""
     config = runner.config
-    is_cut = config.stage is not None
-    if is_cut and (config.sound is not None or (config.tower is not None and (config.tower.is_mutual or config.tower.deep_layers))):
-        kind = "listens" if config.sound is not None else "sees images to both sides or in several layers"
+    is_cut, listens = config.stage is not None, config.sound is not None and config.sound.leads
+    if is_cut and (listens or (config.tower is not None and (config.tower.is_mutual or config.tower.deep_layers))):
+        kind = "listens" if listens else "sees images to both sides or in several layers"
         raise ModelError(f"A model that {kind} is not cut into stages: leave --pipeline-parallel-size out.")
     if reads_inputs(settings, runner) and config.is_first:
         from vnext.runtime.rank.images import open_inputs  # computes in torch
@@ -365,10 +365,10 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if found:
         numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} | ({SCORES: found.scores} if found.scores else {})
     numbers["sums"] = describe_sums(runner)
-    if reads_inputs(settings, runner):
-        tower, sound = runner.config.tower, runner.config.sound
-        numbers |= ({IMAGES: tower.sizes} if tower else {}) | ({ENCODES: "alone"} if settings.role == "encode" else {})
-        numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
+    sound = runner.config.sound
+    if (form := runner.config.tower or sound) and reads_inputs(settings, runner):
+        kind = SOUNDS if sound is not None and sound.leads else IMAGES
+        numbers |= {kind: form.sizes} | ({ENCODES: "alone"} if settings.role == "encode" else {})
         numbers |= {"inputs": str(Path(settings.kv_disk_dir).expanduser().absolute())} if settings.kv_disk_dir else {}
     if runner.routes.ids:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)

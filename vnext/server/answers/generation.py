@@ -32,7 +32,7 @@ from vnext.server.answers.resuming import TOKEN_BYTES, EventIds, Replay, split
 from vnext.server.call import Call
 from vnext.server.context.adapters import failed
 from vnext.server.context.admission import WaitingPrompts
-from vnext.server.context.conversation import content_of
+from vnext.server.context.conversation import KINDS, content_of
 from vnext.server.context.errors import Aborted, RequestTimedOut
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.openai_types import ChatBody
@@ -370,7 +370,7 @@ def message_at(body: ChatBody, tokenizer: Tokenizer, prompt: Sequence[int], toke
     offset = len(tokenizer.decode(prompt[:token], skip_special_tokens=False))
     end, found = 0, SETTING
     for number, message in enumerate(body.messages):
-        words = max(content_of(message, "", dict.fromkeys(("image", "video"), NEVER)).split(NEVER), key=len).strip()
+        words = max(content_of(message, "", dict.fromkeys(KINDS, NEVER)).split(NEVER), key=len).strip()
         begin = text.find(words[:WORDS], end) if words else -1
         if begin > offset:
             break

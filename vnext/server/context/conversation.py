@@ -19,8 +19,10 @@ from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("assistant", "tool")
-TEXTS, MEDIA = ("text", "refusal"), MappingProxyType({"image_url": "image", "video_url": "video"})
-"""Types of parts, each with its text, or the address of an image or a video, under the type's own name."""
+TEXTS = "text", "refusal"
+MEDIA = MappingProxyType({"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"})
+"""Types of parts, each with its text, or the address of an image, a video or a sound, under the type's own name."""
+KINDS = MappingProxyType({"image": "images", "video": "videos", "audio": "sounds"})
 NO_MEDIA: Mapping[str, str] = MappingProxyType({})
 TTLS_S = {"5m": 300, "1h": 3600}
 """Of Anthropic's `cache_control`; "5m" is the default."""
@@ -141,8 +143,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def content_of(message: ChatMessage, path: str, marks: Mapping[str, str] = NO_MEDIA) -> str:
-    """A message's text, in which one of the `marks` stands for each image and video; none of a kind that the model does not read.
-    Raises InvalidRequest."""
+    """A message's text, in which one of the `marks` stands for each image, video and sound; none of a kind that the model does not
+    read. Raises InvalidRequest."""
     if message.content is None and message.role in ANSWERS:  # an answer may be all calls, reasoning or a refusal, a result nothing
         return message.refusal or ""
     if message.content is None:
@@ -153,7 +155,8 @@ def content_of(message: ChatMessage, path: str, marks: Mapping[str, str] = NO_ME
     for place, part in enumerate(message.content):
         where = f"{path}.content[{place}]"
         if part.type not in (*TEXTS, *read):
-            reads = ("text only here", "text and images", "text, images and videos")[len(read)]
+            *kinds, last = "text", *(many for kind, many in KINDS.items() if kind in marks)
+            reads = f"{', '.join(kinds)} and {last}" if kinds else "text only here"
             raise InvalidRequest(f"{where}.type is {part.type!r}: this server reads {reads}, leave it out.", f"{where}.type")
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
@@ -163,15 +166,15 @@ def content_of(message: ChatMessage, path: str, marks: Mapping[str, str] = NO_ME
     return found
 
 
-def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str, bool]]:
-    """The address of each image and video, where it stands, and whether it is a video. Raises InvalidRequest."""
+def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str, str]]:
+    """The address of each image, video and sound, where it stands, and its kind. Raises InvalidRequest."""
     for place, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if any(given is not None and given.fps is not None for given in (part.image_url, part.video_url)):
+            if any(given is not None and given.fps is not None for given in (part.image_url, part.video_url, part.audio_url)):
                 path = f"messages[{place}].content[{at}].{part.type}.fps"
                 raise InvalidRequest(f"{path} is not supported: send mm_processor_kwargs.fps, which is of all videos.", path)
     return [
-        (given.url, f"messages[{place}].content[{at}].{part.type}", MEDIA[part.type] == "video")
+        (given.url, f"messages[{place}].content[{at}].{part.type}", MEDIA[part.type])
         for place, message in enumerate(messages)
         if isinstance(message.content, list)
         for at, part in enumerate(message.content)

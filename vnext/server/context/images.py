@@ -1,6 +1,6 @@
-"""Images of conversations: what stands for them in a prompt's text, and the prompt as the engine gets it.
+"""Images, videos and sounds of conversations: what stands for them in a prompt's text, and the prompt as the engine gets it.
 
-Imported where the engine's model reads images: other servers need no numpy.
+Imported where the engine's model reads any: other servers need no numpy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FETCHES_MAX = 8
 
 
 class PromptImages:
-    """The images of one server's conversations. `shown` stands for each in the messages from which prompts are made, by kind."""
+    """The images, videos and sounds of one server's conversations. `shown` stands for each in the messages from which prompts are
+    made, by kind."""
 
     def __init__(self, settings: ServerSettings, sizes: str, work: TextWork) -> None:
         """`sizes`: as ImageReader's. Raises MediaError."""
@@ -37,27 +38,30 @@ class PromptImages:
         addresses = settings.engine_address, *settings.other_engines
         self._reader, self._work = ImageReader(Path(settings.model_path), sizes, addresses, rules), work
         self._fetching, self._shares = ThreadPoolExecutor(FETCHES_MAX, "media"), Shares(FETCHES_MAX // 2)
-        self.shown = {"image": self._reader.shown, "video": self._reader.shown_film}
+        self.shown = self._reader.shown
 
     async def read(
-        self, asked: Sequence[tuple[str, str, bool]], client: str,
+        self, asked: Sequence[tuple[str, str, str]], client: str,
         processor: JsonFields = NO_FIELDS, reading: JsonFields = NO_FIELDS,
     ) -> list[Shown]:
-        """The images and videos of a prompt at (address, name, whether it is a video), where ranks find them, one after the other:
-        what comes from elsewhere is in memory once. `processor`, `reading`: mm_processor_kwargs and media_io_kwargs. Raises
+        """The images, videos and sounds of a prompt at (address, name, kind), where ranks find them, one after the other: what
+        comes from elsewhere is in memory once. `processor`, `reading`: mm_processor_kwargs and media_io_kwargs. Raises
         InvalidRequest, Overloaded, MediaFull."""
         with _refused(asked[0][1]):
             if len(asked) > IMAGES_MAX:
-                raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} images")
+                raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} {self._reader.kind}")
             custom = custom_of(processor, reading)
             return [await self._read(*each, client, len(asked) == 1, custom) for each in asked]
 
-    async def _read(self, address: str, name: str, is_film: bool, client: str, is_alone: bool, custom: Custom) -> Shown:
+    async def _read(self, address: str, name: str, kind: str, client: str, is_alone: bool, custom: Custom) -> Shown:
         given: str | bytes = address
         if not address[:5].lower().startswith("data:"):
             given = await self._fetched(address, name, client)
         reader = self._reader
-        work = partial(reader.film, given, name, custom) if is_film else partial(reader.seen, given, name, is_alone, custom)
+        work = {
+            "image": partial(reader.seen, given, name, is_alone, custom), "video": partial(reader.film, given, name, custom),
+            "audio": partial(reader.heard, given, name, custom),
+        }[kind]  # fmt: skip
         return await self._work.run_media(len(given), client, work)
 
     async def _fetched(self, address: str, name: str, client: str) -> bytes:

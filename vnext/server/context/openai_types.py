@@ -120,12 +120,26 @@ class ImageUrl(msgspec.Struct, frozen=True):
     fps: float | None = None
 
 
+class InputAudio(msgspec.Struct, frozen=True):
+    """`format` is not looked at: a file says itself what it is."""
+
+    data: str
+    format: str = "wav"
+    fps: None = None
+
+    @property
+    def url(self) -> str:
+        return f"data:audio/{self.format};base64,{self.data}"
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
     video_url: ImageUrl | None = None
+    audio_url: ImageUrl | None = None
+    input_audio: InputAudio | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):

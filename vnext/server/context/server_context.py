@@ -99,6 +99,11 @@ class ServerContext:
         """The marks around its reasoning."""
         return None if self.template is None else self.template.marks
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model reads images."""
+        return self.images is not None and "image" in self.images.shown
+
     @cached_property
     def mark_tokens(self) -> tuple[list[int], list[int]] | None:
         """Their tokens."""
@@ -119,7 +124,7 @@ class ServerContext:
         return self.settings.sampling_defaults.sampling()
 
     def _images(self, template: ChatTemplate | None) -> PromptImages | None:
-        """For a model that reads images, whose template then marks them. Raises MediaError."""
+        """For a model that reads images, or sounds as it reads images, whose template then marks them. Raises MediaError."""
         if (sizes := self.client.ready.environment.get(IMAGES)) is None or template is None or not self.settings.engine_address:
             return None
         from vnext.server.context.images import PromptImages  # needs numpy
@@ -130,7 +135,7 @@ class ServerContext:
 
     @cached_property
     def sounds(self) -> PromptSounds | None:
-        """For a model that listens."""
+        """For a model that writes what it hears."""
         if (sizes := self.client.ready.environment.get(SOUNDS)) is None or not self.settings.engine_address:
             return None
         from vnext.server.context.sounds import PromptSounds  # needs numpy

@@ -33,7 +33,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     call = await admit(request, "msg", _MESSAGES)
     body: MessagesBody = call.body
     with in_words_of(body):
-        chat = ChatRequest(call, chat_body(body, call.context.marks is not None, call.context.images is not None))
+        chat = ChatRequest(call, chat_body(body, call.context.marks is not None, call.context.sees))
         check_calls(body)
     breakpoints = breakpoints_of(body)
     with in_words_of(body), call.context.limiter.enter(chat.answer_count, call.client):
@@ -46,7 +46,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _COUNT)
     with in_words_of(body):
-        chat = chat_body(body, context.marks is not None, context.images is not None)
+        chat = chat_body(body, context.marks is not None, context.sees)
         tokens = await prompt_tokens(context, chat, client_of(request))
     return web.json_response(body=msgspec.json.encode({"input_tokens": len(tokens)}))
 

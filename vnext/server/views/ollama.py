@@ -53,7 +53,7 @@ async def ollama_chat(request: web.Request) -> web.StreamResponse:
     if not call.body.messages:
         return _loaded(call, {"message": {"role": "assistant", "content": ""}})
     with in_names(NAMES):
-        return await _chatted(call, chat_body(call.body, call.context.images is not None), ChatLines)
+        return await _chatted(call, chat_body(call.body, call.context.sees), ChatLines)
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
@@ -62,7 +62,7 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
     if not (call.body.prompt or call.body.suffix or call.body.images):
         return _loaded(call, {"response": ""})
     with in_names(NAMES):
-        asked = generate_body(call.body, call.context.images is not None)
+        asked = generate_body(call.body, call.context.sees)
         if isinstance(asked, ChatBody):
             return await _chatted(call, asked, TextLines)
         text = CompletionRequest(replace(call, body=asked))
@@ -207,7 +207,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     body, context = await read_body(request, _named), request.app[SERVER_CONTEXT]
     context.model_name(model_of(body.model or body.name), client_of(request))
     found = {"completion": True, "insert": context.infill is not None, "tools": context.dialect is not None}
-    found |= {"thinking": context.marks is not None, "vision": context.images is not None}
+    found |= {"thinking": context.marks is not None, "vision": context.sees}
     template = context.tokenizer.chat_template or ""
     return web.json_response(
         {

@@ -98,7 +98,7 @@ async def _written(request: web.Request, task: str) -> web.StreamResponse:
     started_s, context = time.monotonic(), request.app[SERVER_CONTEXT]
     sounds = context.sounds
     if sounds is None:
-        raise InvalidRequest("The model here does not listen: serve one that does, such as Whisper.", "model")
+        raise InvalidRequest("The model here writes no transcripts: serve one that does, such as Whisper.", "model")
     form = await read_form(request, "file")
     body, client = body_of(form), client_of(request)
     call = Call(

@@ -35,39 +35,51 @@ NAMES = MappingProxyType(
     }
 )
 EPS = 1e-5
+DIVIDED = "which the numbers of attention heads must divide; correct config.json"
 DEFAULTS = MappingProxyType({"tie_word_embeddings": True, "activation_function": "gelu"})
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
     sound = config.sound
     assert sound is not None
+    return {**tower_axes(sound), "decoder.embed_positions": Layout((Sized(sound.places),), Axis.HIDDEN)}
+
+
+def tower_axes(sound: SoundTower) -> dict[str, Layout]:
+    """The layouts of an encoder's weights, among Llama's."""
     return {
         **NAMES,
         "conv1": Layout((Axis.HIDDEN,), Sized(sound.bands * KERNEL), kernel=(KERNEL,)),
         "conv2": Layout((Axis.HIDDEN,), Sized(sound.hidden_size * KERNEL), kernel=(KERNEL,)),
-        "encoder.embed_positions": Layout((Sized(sound.states),), Axis.HIDDEN),
-        "decoder.embed_positions": Layout((Sized(sound.places),), Axis.HIDDEN),
+        "embed_positions": Layout((Sized(sound.states),), Axis.HIDDEN),
     }
 
 
-def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration, from Whisper's own names. Raises ModelError."""
-    raw = DEFAULTS | raw
+def parse_sound(raw: Json) -> SoundTower:
+    """An encoder by its members of a config.json. Raises ModelError."""
     refuse(raw, "scale_embedding", unless=(False,))
-    refuse(raw, "use_weighted_layer_sum", unless=(False,))
     if activation(raw, "activation_function", PLAIN_ACTIVATIONS) != "gelu":
         raise ModelError(f"activation_function {raw['activation_function']!r} is not supported; supported is gelu")
-    hidden = positive(raw, "d_model")
-    sound = SoundTower(
+    found = SoundTower(
         bands=positive(raw, "num_mel_bins", 80),
         states=positive(raw, "max_source_positions", 1500),
-        places=positive(raw, "max_target_positions", 448),
-        hidden_size=hidden,
+        hidden_size=positive(raw, "d_model"),
         intermediate_size=positive(raw, "encoder_ffn_dim"),
         layer_count=positive(raw, "encoder_layers"),
         head_count=positive(raw, "encoder_attention_heads"),
         eps=EPS,
     )
+    if found.hidden_size % found.head_count:
+        raise ModelError(f"d_model is {found.hidden_size}, {DIVIDED}")
+    return found
+
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration, from Whisper's own names. Raises ModelError."""
+    raw = DEFAULTS | raw
+    refuse(raw, "use_weighted_layer_sum", unless=(False,))
+    sound = msgspec.structs.replace(parse_sound(raw), places=positive(raw, "max_target_positions", 448))
+    hidden = sound.hidden_size
     named = {
         "hidden_size": hidden,
         "num_attention_heads": positive(raw, "decoder_attention_heads"),
@@ -77,8 +89,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         "rms_norm_eps": EPS,
         "tie_word_embeddings": flag(raw, "tie_word_embeddings"),
     }
-    if hidden % sound.head_count or hidden % named["num_attention_heads"]:
-        raise ModelError(f"d_model is {hidden}, which the numbers of attention heads must divide; correct config.json")
+    if hidden % named["num_attention_heads"]:
+        raise ModelError(f"d_model is {hidden}, {DIVIDED}")
     config = common_config(raw | named, generation, activation="gelu")
     return msgspec.structs.replace(config, sound=sound, attention_bias=True, mlp_bias=True)
 
@@ -123,20 +135,25 @@ def tower_config(config: ModelConfig) -> ModelConfig:
 
 def assemble_tower(source: Source, config: ModelConfig) -> SoundTowerParams:
     """The parameters of the encoder, by its configuration."""
+    return assemble_sound(source, config, ENCODER)
+
+
+def assemble_sound(source: Source, config: ModelConfig, root: str) -> SoundTowerParams:
+    """The parameters of the encoder under `root`, which ends with a dot."""
 
     def layer(index: int) -> TowerLayer:
-        here = f"{ENCODER}layers.{index}."
+        here = f"{root}layers.{index}."
         return TowerLayer(
             layer_norm(source, here + "self_attn_layer_norm"), attention_of(source, here),
             layer_norm(source, here + "final_layer_norm"), plain_mlp(source, here, "fc1", "fc2", bias=True),
         )  # fmt: skip
 
     return SoundTowerParams(
-        first=linear(source, ENCODER, "conv1", bias=True),
-        second=linear(source, ENCODER, "conv2", bias=True),
-        positions=source.fused((ENCODER + "embed_positions.weight",)),
+        first=linear(source, root, "conv1", bias=True),
+        second=linear(source, root, "conv2", bias=True),
+        positions=source.fused((root + "embed_positions.weight",)),
         layers=tuple(layer(index) for index in config.layer_numbers),
-        norm=layer_norm(source, ENCODER + "layer_norm"),
+        norm=layer_norm(source, root + "layer_norm"),
     )
 
 

@@ -1,0 +1,170 @@
+"""Sounds in chats: answers are transformers', the same sound is a hit, and what is no sound gets one sentence."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from engine_here import llm_here
+from test_sounds import wav
+
+from tests.e2e.serving import Server, serving
+from tests.models.families.towers.hearing_cases import AUDIO, TEMPLATE, processed, save_hearing
+from tests.models.families.towers.listener_cases import sounds
+from vnext import LLM, SamplingParams
+from vnext.media.sounds import sound_of
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.text.template import ChatTemplate
+
+SOUNDS = [wav(each[:length, None], 1, 16) for each, length in zip(sounds(2, seed=3), (16_000, 9_999))]
+COUNT = 12
+FIXED = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+MUTATIONS = 150
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    path = tmp_path_factory.mktemp("towers") / "hearing"
+    return path, save_hearing(path)
+
+
+@pytest.fixture(scope="module")
+def server(hearing: tuple[Path, torch.nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("logs"), str(hearing[0]), "--dtype", "float32", "--block-size", "4") as found:
+        yield found
+
+
+def asked(server: Server, content: object, **more: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": content}], **FIXED, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+
+
+def part(data: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def heard(*data: bytes, text: str = "d3 e4") -> list[dict[str, Any]]:
+    return [*map(part, data), {"type": "text", "text": text}]
+
+
+def right(model: Any, tokens: list[int], *data: bytes) -> tuple[list[int], list[float]]:
+    """transformers' greedy answer, and its log-probabilities."""
+    made = processed([sound_of(each, "file") for each in data])
+    assert tokens.count(AUDIO) == int(made.pop("counts").sum())
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=torch.tensor([tokens]), **made, max_new_tokens=COUNT, do_sample=False, eos_token_id=None,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    answer = found.sequences[0, len(tokens) :].tolist()
+    return answer, [float(each[0].log_softmax(-1)[token]) for each, token in zip(found.logits, answer)]
+
+
+def test_a_chat_hears_its_sounds(server: Server, hearing: tuple[Path, torch.nn.Module]) -> None:
+    for data in (SOUNDS[:1], SOUNDS, SOUNDS[1:]):
+        answer = asked(server, heard(*data), logprobs=True)
+        expected, logprobs = right(hearing[1], answer["prompt_token_ids"], *data)
+        choice = answer["choices"][0]
+        assert choice["token_ids"] == expected
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs, rel=1e-4, abs=1e-4)
+
+
+def test_the_same_sound_is_a_hit_whatever_its_file_and_another_one_is_none(server: Server) -> None:
+    def cached(data: bytes) -> tuple[int, int]:
+        usage = asked(server, heard(data, text="g6"))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+    samples = np.roll(sounds(1, seed=8)[0], 5)
+    changed = samples.copy()
+    changed[3_000] = -changed[3_000]
+    first, length = cached(wav(samples[:, None], 1, 16))
+    hit, _ = cached(wav(np.stack((samples, samples), 1), 1, 16))
+    assert hit >= length - 4 > first and cached(wav(changed[:, None], 1, 16))[0] == first
+
+
+def test_the_template_counts_sounds_as_the_processor_s_does() -> None:
+    template = ChatTemplate(TEMPLATE, {})
+    template.mark_media({"audio": "<|A|>"})
+    talk = [{"role": "user", "content": "<|A|>what<|A|>is"}, {"role": "assistant", "content": "it"}, {"role": "user", "content": "<|A|>"}]
+    parts = [[{"type": "audio"}, {"type": "text", "text": "what"}, {"type": "audio"}, {"type": "text", "text": "is"}], "it", [{"type": "audio"}]]
+    plain = ChatTemplate(TEMPLATE, {}).render([{**each, "content": own} for each, own in zip(talk, parts)], {})
+    assert template.render(talk, {}) == plain and "Audio 3: <|audio_bos|><|AUDIO|><|audio_eos|>" in plain
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ([part(b"")], "input_audio is no WAV file, and soundfile is missing here: send WAV, or pip install 'vnext[audio]'."),
+        ([part(SOUNDS[0][:30])], "input_audio is no whole WAV file: it lacks its format or its samples."),
+        ([part(wav(np.zeros((100, 1)), 1, 16))], "input_audio has 0.01 seconds: the model reads 0.16 at least."),
+        ([part(wav(np.zeros((16_320, 1)), 1, 16))], "input_audio has 1.0 seconds: the model reads 1 at once, give its parts."),
+        ([{"type": "input_audio", "input_audio": {"data": "%%%%"}}], "input_audio is no base64: "),
+        ([{"type": "image_url"}, part(SOUNDS[0])], "type is 'image_url': this server reads text and sounds, leave it out."),
+        ([{"type": "input_audio"}], "input_audio is missing: it is required."),
+        ([{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/x.wav"}}],
+         "audio_url is an address of the web, which this server does not read: send it as a data URL."),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+         "image_url is an image, and this model reads sounds only."),
+    ],
+)  # fmt: skip
+def test_what_is_no_sound_gets_a_sentence(server: Server, content: object, sentence: str) -> None:
+    found = asked(server, content)["error"]["message"]
+    if "soundfile is missing" in sentence and "soundfile" not in found:
+        sentence = "input_audio is no sound that can be read: send WAV, FLAC, Ogg or MP3."
+    assert found.startswith(f"messages[0].content[0].{sentence}")
+
+
+def test_a_mark_too_many_gets_a_sentence(server: Server) -> None:
+    message = asked(server, heard(SOUNDS[0], text="<|AUDIO|>"))["error"]["message"]
+    assert message == "the prompt has 2 times <|AUDIO|> and 1 sounds: they must be as many."
+    message = asked(server, heard(SOUNDS[0]), mm_processor_kwargs={"fps": 2})["error"]["message"]
+    assert message.endswith("input_audio is read in one way only: leave mm_processor_kwargs and media_io_kwargs out.")
+
+
+def test_mutated_sounds_get_an_answer_or_a_sentence(server: Server) -> None:
+    draw, found = np.random.default_rng(7), {200: 0, 400: 0}
+    for _ in range(MUTATIONS):
+        data = bytearray(SOUNDS[1][: int(draw.integers(40, 19_000))])
+        for at in draw.integers(0, 60, int(draw.integers(0, 4))):
+            data[int(at) % len(data)] = int(draw.integers(0, 256))
+        body = {"messages": [{"role": "user", "content": heard(bytes(data))}], "max_tokens": 1}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        found[answer.status_code] += 1
+        assert answer.status_code == 200 or answer.json()["error"]["message"].count(". ") == 0
+    assert min(found.values()) > 5, found
+
+
+def test_other_doors_say_what_the_model_reads(server: Server) -> None:
+    shown = httpx.post(f"{server.url}/api/show", json={"model": "hearing"}).json()
+    assert "vision" not in shown["capabilities"]
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}], "max_tokens": 1}
+    assert httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).status_code == 200, "as of a model that reads text only"
+    files = {"file": ("a.wav", SOUNDS[0], "audio/wav")}
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files=files, timeout=60)
+    assert answer.json()["error"]["message"] == "The model here writes no transcripts: serve one that does, such as Whisper."
+
+
+def test_a_program_gives_sounds_in_any_form(server: Server, hearing: tuple[Path, torch.nn.Module]) -> None:
+    greedy, text = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True), {"type": "text", "text": "d3 e4"}
+    expected = asked(server, heard(SOUNDS[0]))
+    address = "data:audio/wav;base64," + base64.b64encode(SOUNDS[0]).decode()
+    samples = sound_of(SOUNDS[0], "file")
+    with llm_here(hearing[0], dtype="float32", block_size=4) as llm:
+        forms = (
+            part(SOUNDS[0]), {"type": "audio_url", "audio_url": {"url": address}}, {"type": "audio", "audio": SOUNDS[0]},
+            {"type": "audio", "audio": (samples, 16_000)},
+        )  # fmt: skip
+        for answer in llm.chat([[{"role": "user", "content": [each, text]}] for each in forms], greedy):
+            assert answer.prompt_token_ids == expected["prompt_token_ids"]
+            assert list(answer.outputs[0].token_ids) == expected["choices"][0]["token_ids"]
+        with pytest.raises(InvalidRequest, match=r"content\[0\].audio is no sound: give a file's bytes, or"):
+            llm.chat([{"role": "user", "content": [{"type": "audio", "audio": 3}, text]}], greedy)
+    with LLM() as llm, pytest.raises(InvalidRequest, match="^This model reads no sounds: leave them out"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"audio": SOUNDS[0]}})

@@ -1,0 +1,64 @@
+"""Small random models that read sounds among the tokens of their prompts, as transformers makes them, with its own processing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+from tests.models.families.towers.listener_cases import SAMPLES, STATES
+from tests.models.families.towers.seeing_cases import TEXT
+
+AUDIO = 90
+WORDS = {"<|AUDIO|>": AUDIO, "<|audio_bos|>": 91, "<|audio_eos|>": 92, "<|im_start|>": 93, "<|im_end|>": 94}
+MARK = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+ENCODER: dict[str, Any] = dict(
+    d_model=64, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=96, num_mel_bins=128, max_source_positions=STATES
+)
+
+
+def save_hearing(path: Path) -> torch.nn.Module:
+    """Save a random model with what reads text for it; returns it as transformers computes it."""
+    torch.manual_seed(1)
+    config = transformers.Qwen2AudioConfig(
+        text_config=TEXT | {"model_type": "qwen2", "tie_word_embeddings": False},
+        audio_config=ENCODER | {"model_type": "qwen2_audio_encoder"}, audio_token_index=AUDIO,
+    )  # fmt: skip
+    model = transformers.Qwen2AudioForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+        elif any(part in name for part in ("audio", "projector")):
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(path)
+    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, TEXT["vocab_size"])} | {"<pad>": 0, "<bos>": 1, "<eos>": 2}
+    vocab = {each: at for each, at in vocab.items() if at not in WORDS.values()} | WORDS
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *WORDS)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<eos>"}))
+    return model
+
+
+def processed(sounds: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """What transformers makes of the sounds float32 [N] of one prompt, with how many tokens stand for each."""
+    extractor = WhisperFeatureExtractor(feature_size=128, chunk_length=SAMPLES // 16_000)
+    processor = Qwen2AudioProcessor.__new__(Qwen2AudioProcessor)
+    processor.feature_extractor, processor.audio_token = extractor, "<|AUDIO|>"
+    found, replaced = processor._process_audio([*sounds], sampling_rate=16_000, return_tensors="pt")
+    counts = torch.tensor([each.count("<|AUDIO|>") for each in replaced])
+    return {**{key: found[key] for key in ("input_features", "feature_attention_mask")}, "counts": counts}
+
+
+TEMPLATE = Qwen2AudioProcessor.default_chat_template.fget(None)  # type: ignore[attr-defined]  # a property, which reads nothing

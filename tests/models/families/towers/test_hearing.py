@@ -1,0 +1,163 @@
+"""Models that read sounds in their prompts: answers and logits are transformers', for any chunks, ranks, hits, preemption, drafts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_here import engines_here
+from hearing_cases import AUDIO, MARK, processed, save_hearing
+from listener_cases import SAMPLES, sounds
+from safetensors.numpy import load_file, save_file
+
+from vnext import LLM, SamplingParams
+from vnext.media.sounds import HOP, states_of
+from vnext.models.loading.unread import unread
+from vnext.replay.cli.main import main as replay
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+
+COUNT = 48
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
+LENGTHS = (SAMPLES, 2241, 9_999, 10_080, 10_241, 2560, 15_999)
+SOUNDS = [sound[:length] for sound, length in zip(sounds(len(LENGTHS)), LENGTHS)]
+WHICH: tuple[tuple[int, ...], ...] = ((1,), (0,), (2,), (3, 1), (4,), (5, 6), (1,), (6, 2, 0))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {}, "chunks": {"max_num_batched_tokens": 7}, "ranks": {"tensor_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2},
+    "preemption": {"num_blocks_override": 60, "max_model_len": 200}, "units": {"input_tokens": 2},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = tmp_path_factory.mktemp("hearing") / "model"
+    model = save_hearing(path)
+
+    @cache
+    def right(tokens: tuple[int, ...], which: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
+        """transformers' greedy answer, and the log-probabilities of its tokens."""
+        made = processed([SOUNDS[each] for each in which])
+        assert tokens.count(AUDIO) == int(made.pop("counts").sum())
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=torch.tensor([tokens]), **made, max_new_tokens=COUNT, do_sample=False, eos_token_id=None,
+                output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        answer = found.sequences[0, len(tokens) :]
+        return answer.tolist(), torch.cat(found.logits).log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+    return path, right
+
+
+@contextmanager
+def started(path: Path, settings: str, dtype: str) -> Iterator[LLM]:
+    """In this process, but for several ranks."""
+    executor = "mp" if settings in ("ranks", "stages") else "inproc"
+    with engines_here() if executor == "inproc" else nullcontext():
+        with LLM(str(path), dtype=dtype, block_size=4, threads=1, executor=executor, **SETTINGS[settings]) as llm:
+            yield llm
+
+
+def prompts() -> list[dict[str, Any]]:
+    texts = ("<bos> d3 e4 " + " f5 ".join([MARK] * len(which)) + " g6 h7" for which in WHICH)
+    return [{"prompt": text, "multi_modal_data": {"audio": [(SOUNDS[at], 16_000) for at in which]}} for text, which in zip(texts, WHICH)]
+
+
+def answered(llm: LLM, asked: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
+    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+    answers = [list(each.outputs[0].token_ids) for each in outputs]
+    logprobs = [[row[token].logprob for row, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids)] for each in outputs]
+    return [tuple(each.prompt_token_ids) for each in outputs], answers, logprobs
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_answers_are_those_of_transformers(hearing: tuple[Path, Any], settings: str) -> None:
+    path, right = hearing
+    with started(path, settings, "float32") as llm:
+        tokens, found, logprobs = answered(llm, prompts())
+        _, again, same = answered(llm, prompts())
+    assert (again, same) == (found, logprobs), "of what the cache has"
+    for prompt, which, answer, given in zip(tokens, WHICH, found, logprobs):
+        expected, theirs = right(prompt, which)
+        assert answer == expected
+        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
+    assert len({*map(tuple, found)}) == len({*WHICH}), "each sound is heard"
+
+
+def test_no_number_depends_on_how_it_is_computed(hearing: tuple[Path, Any]) -> None:
+    found = []
+    for settings in SETTINGS:
+        with started(hearing[0], settings, "bfloat16") as llm:
+            found.append(answered(llm, prompts()))
+    assert all(each == found[0] for each in found), [each == found[0] for each in found]
+
+
+def test_the_same_sound_is_a_hit_and_one_sample_changes_all_behind(hearing: tuple[Path, Any]) -> None:
+    changed = SOUNDS[0].copy()
+    changed[4_000] += 0.25
+    with started(hearing[0], "plain", "float32") as llm:
+        asked = [{"prompt": f"<bos> d3 {MARK} g6", "multi_modal_data": {"audio": (each, 16_000)}} for each in (SOUNDS[0], changed)]
+        first, again, other = (llm.generate(each, GREEDY, use_tqdm=False)[0] for each in (asked[0], asked[0], asked[1]))
+    assert (first.num_cached_tokens, other.num_cached_tokens) == (0, 0) and again.num_cached_tokens > len(first.prompt_token_ids) - 5
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids != other.outputs[0].token_ids
+
+
+def test_tokens_are_as_many_as_the_processor_has() -> None:
+    for length in (*range(2240, 5000, 53), *LENGTHS, SAMPLES - 1, 2 * HOP * 9, 2 * HOP * 9 + 1):
+        assert int(processed([np.ones(length, np.float32)])["counts"][0]) == states_of(length) // 2, length
+
+
+def test_all_of_the_checkpoint_is_read(hearing: tuple[Path, Any]) -> None:
+    assert unread(hearing[0]) == ""
+
+
+def test_checkpoints_under_earlier_names_are_read(hearing: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(hearing[0], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert any(name.startswith("language_model.model.") for name in tensors)
+    newer = {"language_model.model.": "model.language_model.", "audio_tower.": "model.audio_tower.", "language_model.lm_head.": "lm_head."}
+
+    def named(name: str) -> str:
+        return next((new + name.removeprefix(old) for old, new in newer.items() if name.startswith(old)), f"model.{name}")
+
+    save_file({named(name): each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    assert unread(tmp_path) == ""
+    with started(hearing[0], "plain", "float32") as llm, started(tmp_path, "plain", "float32") as other:
+        assert answered(llm, prompts()[:2]) == answered(other, prompts()[:2])
+
+
+def test_a_log_is_run_again_where_vectors_were_kept(hearing: tuple[Path, Any], tmp_path: Path) -> None:
+    """What the first engine has encoded the second one finds on disk."""
+    logs, more = [], {"log": "full", "log_dir": str(tmp_path), "kv_disk_dir": str(tmp_path / "tier"), "executor": "inproc", "threads": 1}
+    for settings in ({"max_num_batched_tokens": 11, "input_tokens": 2}, {}):
+        with engines_here(), LLM(str(hearing[0]), dtype="float32", block_size=4, **more, **settings) as llm:
+            logs.append((answered(llm, prompts()), str(llm.log_dir)))
+    assert logs[0][0] == logs[1][0]
+    for command in (["exec", logs[0][1]], ["exec", logs[1][1]], ["audit", logs[1][1], "--sample", "0.05", "--seed", "1"]):
+        assert replay(command) == 0, command
+
+
+WRONG = (
+    ((SOUNDS[0], 16_000), "", r"the prompt has 0 times <\|AUDIO\|> and 1 sounds: they must be as many"),
+    ((np.zeros(SAMPLES + 1, np.float32), 16_000), MARK, "has 1.0 seconds: the model reads 1 at once, give its parts"),
+    ((np.zeros(2_240, np.float32), 16_000), MARK, "has 0.14 seconds: the model reads 0.16 at least"),
+    (b"no sound", MARK, r"\['audio'\]\[0\] is no sound that can be read|is no WAV file, and soundfile is missing here"),
+    (3, MARK, r"\['audio'\]\[0\] is no sound: give a file's bytes, or"),
+)
+
+
+def test_what_is_no_sound_gets_a_sentence(hearing: tuple[Path, Any]) -> None:
+    with started(hearing[0], "plain", "float32") as llm:
+        for sound, mark, sentence in WRONG:
+            with pytest.raises(InvalidRequest, match=sentence):
+                llm.generate({"prompt": f"<bos> {mark} d3", "multi_modal_data": {"audio": sound}}, GREEDY)
+        with pytest.raises(InvalidRequest, match=r"\['image'\]\[0\] is an image, and this model reads sounds only"):
+            llm.generate({"prompt": "<bos>", "multi_modal_data": {"image": np.zeros((8, 8, 3), np.uint8)}}, GREEDY)
