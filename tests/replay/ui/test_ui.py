@@ -107,7 +107,7 @@ def test_lanes_have_each_request_in_each_step(walk):
     moments = walk.moments(0, walk.last_step)
     found = {
         (lane["id"], step): (kind, why)
-        for lane in lanes(moments)
+        for lane in lanes(moments, {})
         for first, last, kind, why in lane["runs"]
         for step in range(first, last + 1)
     }

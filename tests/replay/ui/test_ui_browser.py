@@ -213,7 +213,7 @@ def test_why_not_is_told_where_the_pointer_is(page, logs):
     width, height = canvas.size["width"], canvas.size["height"]
     first = max(walk.first_step, min(step - SPAN // 2, walk.last_step - SPAN + 1))
     right = LABEL + (step - first + 0.5) * (width - LABEL) / SPAN
-    lane = [each["id"] for each in lanes(walk.moments(first, first + SPAN - 1))].index(number)
+    lane = [each["id"] for each in lanes(walk.moments(first, first + SPAN - 1), {})].index(number)
     place = int(right - width / 2), int((lane + 0.6) * LANE - height / 2)
     page.point(canvas, place, ".lane-hint", f"request {number}, ")
     assert why in page.text(".lane-hint")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vnext.replay.answers.request_life import Moment, RequestLife, Waited
+from vnext.replay.answers.seen_inputs import in_a_line
 from vnext.replay.answers.waiting import in_time
 from vnext.replay.console.render import counted, facts, printable, records
 
@@ -53,6 +54,8 @@ def print_life(console: Console, answer: RequestLife) -> None:
     ])  # fmt: skip
     if answer.waits:
         print_waits(console, answer)
+    if answer.inputs:
+        records(console, "inputs", ("of its prompt",), [{"of its prompt": in_a_line(each)} for each in answer.inputs])
     table = Table(box=SIMPLE_HEAD)
     table.add_column("step", justify="right", header_style="cyan", no_wrap=True)
     table.add_column("event", justify="right", header_style="cyan", no_wrap=True)

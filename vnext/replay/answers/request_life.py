@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from vnext.log.codec import Frame, Privacy, SegmentHeader
+from vnext.replay.answers.seen_inputs import SeenInput, hear, inputs_of
 from vnext.replay.answers.waiting import WaitClock, Waits
 from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index, require_request
@@ -77,7 +78,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     have joined and did not, including those. `adapter` is the digest of its LoRA adapter, and the name where the log has one;
     by law R1 each of its tokens was computed with it. `arrival_s` is the time from the engine's start to the arrival, in
     seconds. `recoveries` counts the times that ranks were replaced while it lived; `resumed_tokens` of its answer came from
-    another engine, whose log is `continues`. `waited` has the times.
+    another engine, whose log is `continues`. `waited` has the times, `inputs` what became of its images, sounds and videos.
     """
 
     id: int
@@ -101,6 +102,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     resumed_tokens: int = 0
     continues: str = ""
     waited: Waits = Waits()
+    inputs: list[SeenInput] = []
 
 
 class _Story:
@@ -267,7 +269,7 @@ class _Story:
         self.finish = finish
         self.tell(item, "ended", step, 0, finish)
 
-    def life(self, arrival: RequestArrived, header: SegmentHeader, continues: str) -> RequestLife:
+    def life(self, arrival: RequestArrived, header: SegmentHeader, continues: str, inputs: list[SeenInput]) -> RequestLife:
         return RequestLife(
             id=self.id,
             name=arrival.name,
@@ -290,6 +292,7 @@ class _Story:
             resumed_tokens=len(generated_by(arrival)) // 4,
             continues=continues,
             waited=self.waiting.waits(),
+            inputs=inputs,
         )
 
 
@@ -301,16 +304,21 @@ def life(index: Index, request_id: int, own_policy: bool = False) -> RequestLife
         story.arrival = _arrival(begin.requests[request_id])
     else:
         require_request(index, request_id)
-    place = index.at_request(request_id)
+    place, inputs, environment = index.at_request(request_id), list[SeenInput](), log.header.started.environment
+    if story.arrival is not None:
+        inputs = inputs_of(story.arrival.prompt, begin.config, environment)
     for item in fold_items(place.state, place.items):
         if isinstance(item, Folded):
             story.hear(item)
+            if isinstance(item.event, RequestArrived) and item.event.id == request_id:
+                inputs = inputs_of(item.event.prompt, item.after.config, environment)
+            hear(inputs, request_id, item.event, item.before, item.after)
         if story.finish or isinstance(item, Broken):
             break
     if story.arrival is None:
         raise UnusableLog(f"request {request_id} cannot be told of: the log is damaged before it arrives")
     is_back = isinstance(story.arrival, RequestResumed)
-    return story.life(story.arrival, log.header, log_before(log) if is_back else "")
+    return story.life(story.arrival, log.header, log_before(log) if is_back else "", inputs)
 
 
 def log_before(log: Log) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
@@ -20,7 +20,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.render_request_life import reason as wait_words, reported, spans
-from vnext.replay.answers.request_life import life
+from vnext.replay.answers.request_life import RequestLife, life
+from vnext.replay.answers.seen_inputs import SeenInput, hear, in_a_line, inputs_of
 from vnext.replay.answers.slow import slow
 from vnext.replay.reading.between import between
 from vnext.replay.reading.naming import request_of
@@ -79,7 +80,8 @@ class Pages:
     async def lanes(self, request: web.Request) -> web.Response:
         found, first = self._log(request), _whole(request, "first")
         last = min(_whole(request, "last"), first + WINDOW_MAX - 1)
-        return _json({"lanes": await found.ask(lambda walk: lanes(walk.moments(first, last)))})
+        environment = found.log.header.started.environment
+        return _json({"lanes": await found.ask(lambda walk: lanes(walk.moments(first, last), environment))})
 
     async def find(self, request: web.Request) -> web.Response:
         """Find a step by `event`, by `request` (its arrival), as the next one with something in `column`, or by a `text`: a time,
@@ -133,6 +135,7 @@ class Pages:
             "facts": {"prompt tokens": its.prompt_tokens, "from the cache": its.cached_tokens, "tokens": its.generated_tokens,
                       "steps waited": its.waited_steps, "preemptions": its.preemptions},
             "waits": [{"step": each.first_step, "last": each.last_step, "words": wait_words(each)} for each in its.waits],
+            "inputs": [_place(each, its) | {"words": in_a_line(each)} for each in its.inputs],
             "moments": [{"step": each.first.step, "last": each.last.step, "words": reported(each)} for each in spans(its.moments)],
         })  # fmt: skip
 
@@ -197,6 +200,13 @@ def _whole(request: web.Request, name: str, default: int | None = None) -> int:
     return found
 
 
+def _place(each: SeenInput, its: RequestLife) -> Json:
+    """The steps of an input: the request's first one while none has reached it."""
+    if each.runs:
+        return {"step": each.runs[0][0], "last": max(last for _, last, _ in each.runs)}
+    return dict.fromkeys(("step", "last"), its.moments[0].step if its.moments else 0)
+
+
 def _percentiles(times_us: dict[int, int]) -> list[float]:
     """The percentiles 50 and 99 in ms; none of no times."""
     return [us / 1e3 for us in percentiles(times_us, (50, 99))] if times_us else []
@@ -259,21 +269,28 @@ WINDOW_MAX = 240
 Span = tuple[int, int, str, Json | None]
 
 
-def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
-    """Lanes in order of arrival: {"id", "name", "client", "runs": [[first, last, kind, reason or None], ...]}.
+def lanes(moments: list[Moment], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Lanes in order of arrival: {"id", "name", "client", "runs": [[first, last, kind, reason or None], ...], "inputs"}.
 
-    Kinds: `prompt` (positions that were known), `answer` (one token), `wait` (in the queue, or running without work).
+    Kinds: `prompt` (positions that were known), `answer` (one token), `wait` (in the queue, or running without work). `inputs`: all
+    of its prompt, with what became of them in these steps (seen_inputs.py).
     """
     found: dict[int, list[Span]] = {}
     names: dict[int, dict[str, str]] = {}
+    inputs: dict[int, list[SeenInput]] = {}
     for moment in moments:
         scheduled = moment.after.in_flight[-1]
         for id_, count, samples in zip(scheduled.ids.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()):
             _extend(found, id_, moment.step, "answer" if samples and count == 1 else "prompt", None)
         for wait in explained(moment).waits:
             _extend(found, wait.id, moment.step, "wait", reason(wait))
-        names |= {id_: named(moment.after.requests[id_]) for id_ in found.keys() - names.keys()}
-    return [{"id": id_, **names[id_], "runs": runs} for id_, runs in sorted(found.items())]
+        for id_ in found.keys() - names.keys():
+            request = moment.after.requests[id_]
+            names[id_], inputs[id_] = named(request), inputs_of(request.prompt, moment.after.config, environment)
+        for id_, its in inputs.items():
+            for event in (*(event for _, event in moment.since), moment.plan) if its else ():
+                hear(its, id_, event, moment.before, moment.after)
+    return [{"id": id_, **names[id_], "runs": runs, "inputs": inputs[id_]} for id_, runs in sorted(found.items())]
 
 
 def _extend(found: dict[int, list[Span]], id_: int, step: int, kind: str, why: Json | None) -> None:
@@ -326,14 +343,8 @@ def step_view(moment: Moment) -> dict[str, Any]:
 
 
 def explained(moment: Moment) -> Explanation:
-    """Why requests wait in this step. Empty if none waits, or if the policy is the engine's own, which would have to be
-    imported."""
-    plan = moment.plan
-    if not is_built_in(moment.before.config.policy):
-        return Explanation(plan, ())
-    if moment.before.waiting or plan.preempted or plan.changed:
-        return explain(moment.before)
-    return Explanation(plan, ())
+    """Why requests wait in this step. Empty if the policy is the engine's own, which would have to be imported."""
+    return explain(moment.before) if is_built_in(moment.before.config.policy) else Explanation(moment.plan, ())
 
 
 def reason(wait: Wait | None) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import { tip } from "./tip.js";
 const FREE = 0, KEPT = 1, HELD = 2, SHARED = 3;
 const NAMES = ["free", "kept for reuse", "held", "shared"];
 const AREA = 90_000;
+export const ITEMS = [["free", "free"], ["kept", "kept for reuse"], ["tokens", "held, by request"], ["", "shared", "shared"]];
 
 export class Blocks {
   constructor(canvas, hint) {
@@ -53,19 +54,4 @@ export class Blocks {
     const whose = kind >= HELD ? `, request ${this.owners[block]}${kind === SHARED ? " and others" : ""}` : "";
     tip(this.hint, event, `block ${block}: ${NAMES[kind]}${whose}`);
   }
-}
-
-export function legend(place) {
-  const items = [["free", "free"], ["kept", "kept for reuse"], ["tokens", "held, by request"], ["shared", "shared"]];
-  for (const [ink, text] of items) {
-    const box = document.createElement("i");
-    if (ink === "shared") box.className = "shared";
-    else box.dataset.ink = ink;
-    place.append(box, text);
-  }
-  paintLegend(place);
-}
-
-export function paintLegend(place) {
-  for (const box of place.querySelectorAll("i[data-ink]")) box.style.setProperty("background", colour(box.dataset.ink));
 }

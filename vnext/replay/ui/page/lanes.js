@@ -1,17 +1,27 @@
-// Request lanes: one line per request, one cell per step. The pointer shows a cell's meaning.
+// Request lanes: one line per request, one cell per step, and below it what the step does with images, sounds and videos of the
+// prompt. The pointer shows a cell's meaning, and beside a name where they lie.
 
 import { ask } from "./api.js";
-import { colour, hue, prepare, reason } from "./paint.js";
+import { colour, hue, legend, prepare, reason } from "./paint.js";
 import { tip } from "./tip.js";
 
 const TALL = 15;
 const LABEL = 58;
 const LANES_MAX = 40;
 const SPAN = 90;
+const INPUTS_TOLD = 5;
+// What a step does with an input: [ink, words, shape, height]. The last ones are drawn above the others.
+const HOWS = {
+  computed: ["soft", "computed", "thin", 2],
+  hit: ["tokens", "in the cache", "", 5],
+  found: ["waiting", "found in files", "", 5],
+  encoded: ["front", "encoded", "", 5],
+};
 
 export class Lanes {
-  constructor(canvas, hint, number, about, go) {
-    Object.assign(this, { canvas, hint, number, about, go, every: [], lanes: [], first: 0, step: 0, asked: 0 });
+  constructor(canvas, hint, key, number, about, go) {
+    legend(key, Object.values(HOWS));
+    Object.assign(this, { canvas, hint, key, number, about, go, every: [], lanes: [], first: 0, step: 0, asked: 0 });
     this.wants = () => true;
     canvas.addEventListener("mousemove", (event) => this.tell(event));
     canvas.addEventListener("mouseleave", (event) => tip(hint, event, ""));
@@ -58,6 +68,7 @@ export class Lanes {
   draw() {
     const { pen, width } = prepare(this.canvas, Math.max(1, this.lanes.length) * TALL + 4);
     const wide = (width - LABEL) / SPAN;
+    this.key.hidden = !this.lanes.some((lane) => lane.inputs.length);
     this.lanes.forEach((lane, number) => {
       const top = number * TALL + 2;
       pen.fillStyle = colour("soft");
@@ -75,20 +86,51 @@ export class Lanes {
           pen.globalAlpha = 1;
         }
       }
+      this.drawInputs(pen, lane, top + TALL - 2, wide);
     });
     pen.strokeStyle = colour("mark");
     pen.strokeRect(LABEL + (this.step - this.first) * wide, 1, Math.max(2, wide), this.lanes.length * TALL + 1);
   }
 
+  drawInputs(pen, lane, bottom, wide) {
+    for (const [how, [ink, , , high]] of Object.entries(HOWS)) {
+      for (const [first, last] of lane.inputs.flatMap(({ runs }) => runs).filter((run) => run[2] === how)) {
+        const left = LABEL + (first - this.first) * wide;
+        const size = (last - first + 1) * wide;
+        pen.fillStyle = colour("panel");
+        pen.fillRect(left, bottom - 6, size, 6);
+        pen.fillStyle = colour(ink);
+        pen.fillRect(left, bottom - high, size, high);
+      }
+    }
+  }
+
   tell(event) {
     const lane = this.lanes[Math.floor((event.offsetY - 2) / TALL)];
     const step = this.at(event.offsetX);
+    if (lane && event.offsetX <= LABEL) return tip(this.hint, event, listed(`request ${lane.id}`, lane.inputs.map(named)));
     const run = lane && lane.runs.find(([first, last]) => first <= step && step <= last);
-    tip(this.hint, event, run ? `request ${lane.id}, steps ${run[0]} to ${run[1]}: ${this.words(run)}` : "");
+    if (!run) return tip(this.hint, event, "");
+    const does = lane.inputs.flatMap((input) =>
+      input.runs.filter(([first, last]) => first <= step && step <= last).map(([, , how]) => `${named(input)} ${HOWS[how][1]}`),
+    );
+    const inputs = does.length ? ` · ${listed(`step ${step}`, does)}` : "";
+    tip(this.hint, event, `request ${lane.id}, steps ${run[0]} to ${run[1]}: ${this.words(run)}${inputs}`);
   }
 
   words([, , kind, why]) {
     if (kind === "wait") return `waits: ${reason(why)}`;
     return kind === "prompt" ? "computes known tokens" : "one token per step";
   }
+}
+
+function named({ kind, digest, first, last }) {
+  return `${kind} ${digest} (tokens ${first} to ${last})`;
+}
+
+// The first of these words; "" for none.
+function listed(title, all) {
+  if (!all.length) return "";
+  const more = all.length > INPUTS_TOLD ? ` and ${all.length - INPUTS_TOLD} more` : "";
+  return `${title}: ${all.slice(0, INPUTS_TOLD).join(", ")}${more}`;
 }

@@ -1,4 +1,4 @@
-// A request's life: why it waited and what happened, each a way to its step.
+// A request's life: why it waited, what became of its inputs and what happened, each a way to its step.
 
 import { ask } from "./api.js";
 
@@ -33,6 +33,8 @@ export async function show(number, id, go) {
   byId("request-causes").textContent = causes.length ? `it waited: ${causes.join(", ")}` : "";
   lines(byId("request-waits"), found.waits, (each) => each.words, go);
   lines(byId("request-moments"), found.moments, (each) => each.words, go);
+  lines(byId("request-inputs"), found.inputs, (each) => each.words, go);
+  byId("request-inputs-title").hidden = !found.inputs.length;
   byId("request-waits-title").hidden = !found.waits.length;
   byId("request").showModal();
   byId("request").scrollTop = 0;

@@ -43,6 +43,23 @@ export function head(table, names) {
   return table.createTBody();
 }
 
+// Boxes with words: [ink, words, shape].
+export function legend(place, items) {
+  for (const [ink, text, shape] of items) {
+    const box = document.createElement("i");
+    box.className = shape || "";
+    if (ink) box.dataset.ink = ink;
+    const item = document.createElement("span");
+    item.append(box, text);
+    place.append(item, " ");
+  }
+  paintLegend(place);
+}
+
+export function paintLegend(place) {
+  for (const box of place.querySelectorAll("i[data-ink]")) box.style.setProperty("background", colour(box.dataset.ink));
+}
+
 const REASONS = {
   budget: (why) => `the step's tokens are used up: needs ${why.need}, ${why.have} left`,
   blocks: (why) => `too few free blocks: needs ${why.need}, ${why.have} free`,
@@ -50,6 +67,8 @@ const REASONS = {
   adapter: () => "no slot holds its adapter yet",
   caution: () => "behind fatal steps, requests are admitted one at a time",
   inputs: () => "as many images and sounds as a step may encode came before",
+  disk: () => "its blocks, or vectors of its images and sounds, are being read",
+  pause: () => "the engine was paused",
   microbatch: () => "its token is in flight, or it is the turn of others",
   states: (why) => `too few free state pages: needs ${why.need}, ${why.have} free`,
   order: (why) => `request ${why.behind} comes first and is waiting too`,

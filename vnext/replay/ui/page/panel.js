@@ -1,10 +1,10 @@
 // One log on the page: its time line, lanes, blocks and tables, all at one step.
 
 import { ask } from "./api.js";
-import { Blocks, legend, paintLegend } from "./blocks.js";
+import { Blocks, ITEMS } from "./blocks.js";
 import { Lanes } from "./lanes.js";
 import * as life from "./life.js";
-import { cell, head, hue, reason } from "./paint.js";
+import { cell, head, hue, legend, paintLegend, reason } from "./paint.js";
 import * as part from "./part.js";
 import { list, summary } from "./slowest.js";
 import { Timeline } from "./timeline.js";
@@ -17,9 +17,9 @@ export class Panel {
     this.section = document.getElementById("log").content.firstElementChild.cloneNode(true);
     document.getElementById("logs").append(this.section);
     this.part("h2").textContent = `${about.name} · ${about.model}`;
-    legend(this.part(".legend"));
+    legend(this.part(".block-legend"), ITEMS);
     this.timeline = new Timeline(this.part("canvas.line"), number, about, go, safely((first, last) => this.tell(first, last)));
-    this.lanes = new Lanes(this.part("canvas.lanes"), this.part(".lane-hint"), number, about, go);
+    this.lanes = new Lanes(this.part("canvas.lanes"), this.part(".lane-hint"), this.part(".lane-legend"), number, about, go);
     this.blocks = new Blocks(this.part("canvas.blocks"), this.part(".block-hint"));
     this.life = this.lanes.life = safely((id) => life.show(number, id, go));
     this.wants = () => true;
@@ -199,7 +199,7 @@ export class Panel {
     this.timeline.draw();
     this.lanes.draw();
     this.blocks.draw();
-    paintLegend(this.part(".legend"));
+    for (const place of this.section.querySelectorAll(".legend")) paintLegend(place);
     if (this.found) this.rows();
   }
 }
