@@ -52,7 +52,9 @@ def _with_experts(raw: Json, generation: Json) -> ModelConfig:
     raw = MOE_DEFAULTS | raw
     refuse(raw, "expert_selection_fn", unless=("softmax", "sigmoid"))
     wide, first = positive(raw, "intermediate_size"), len(first_layers(raw, FIRST))
-    by_softmax = raw["expert_selection_fn"] == "softmax"
+    # Of the chosen experts alone a softmax sums to 1 already.
+    by_softmax, renormed = raw["expert_selection_fn"] == "softmax", flag(raw, "norm_topk_prob")
+    mean_square, plain = raw.get("rms_norm_eps"), raw.get("layer_norm_eps")
     shared = positive(raw, "num_shared_experts") if raw.get("num_shared_experts") else 0
     dense, own = dense_kinds(raw, first), _windows(raw, first)
     is_mean = bool(shared) and raw.get("shared_expert_combination_strategy", "average") == "average"
@@ -62,18 +64,18 @@ def _with_experts(raw: Json, generation: Json) -> ModelConfig:
     experts = Experts(
         count=positive(raw, "num_experts"),
         intermediate_size=wide,
-        router=Router(chosen, True, "softmax") if by_softmax else Router(chosen, flag(raw, "norm_topk_prob"), "sigmoid"),
+        router=Router(chosen, by_softmax or renormed, "softmax" if by_softmax else "sigmoid"),
         dense_layers=dense,
         shared_size=wide * shared,
     )
     early = raw.get("prefix_dense_intermediate_size")
     turning = dense if positive(raw, "prefix_dense_sliding_window_pattern", 1) == 1 else ()
     return common_config(
-        raw | {"rms_norm_eps": raw.get("rms_norm_eps") or raw["layer_norm_eps"], "intermediate_size": early or wide},
+        raw | {"rms_norm_eps": mean_square or plain, "intermediate_size": early or wide},
         generation,
         windows=own,
         still_layers=tuple(at for at, window in enumerate(own) if not window and at not in turning),
-        form=replace(form_of(raw), mlp_scales=(1.0, 0.5) if is_mean else None, mean_square=raw.get("rms_norm_eps") is not None),
+        form=replace(form_of(raw), mlp_scales=(1.0, 0.5) if is_mean else None, mean_square=mean_square is not None),
         experts=checked(experts),
     )
 
