@@ -22,7 +22,7 @@ from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
 from vnext.replay.ui.app import lanes, page_files
 from vnext.replay.ui.walk import Walk
-from vnext.runtime.protocol.reasons import SOUNDS
+from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.sched.admission import Why
@@ -168,7 +168,10 @@ def test_the_page_asks_for_both(log_dir):
 
 def test_a_sound_is_encoded_where_it_begins(tmp_path):
     """Without units, in chunks, of a model that listens: again by new ranks, again where the cache has a part, and not if found."""
-    assert seen_inputs.LISTENS == SOUNDS
+    assert (seen_inputs.LISTENS, seen_inputs.FORM) == (SOUNDS, IMAGES)
+    sounds = input_tokens(bytes(DIGEST_SIZE), 6).tobytes()
+    forms = {IMAGES: f"{SOUNDS} 151646 480000"}, {IMAGES: "tiles 49190 64"}, {}
+    assert [seen_inputs.inputs_of(sounds, config_of(), form)[0].kind for form in forms] == ["sound", "image", "image"]
     engine = RecordedEngine(tmp_path / "log", "full", {SOUNDS: "14 480000"}, max_num_batched_tokens=8)
     prompts = [[*input_tokens(bytes([number]) * DIGEST_SIZE, 14).tolist(), 5] for number in (7, 8)]
     engine.arrive(prompts[0], max_tokens=1)

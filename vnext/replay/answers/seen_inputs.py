@@ -18,8 +18,9 @@ from vnext.state.state import State
 from vnext.state.store.inputs import has_inputs, inputs_in, step_of
 
 DIGEST_SHOWN = 4
-LISTENS = "sounds"
-"""Member of the environment of a model whose inputs are sounds."""
+LISTENS, FORM = "sounds", "images"
+"""Members of the environment: a model whose prompts begin with a sound has the first; the second begins with it where sounds stand
+among tokens."""
 
 How = Literal["computed", "hit", "found", "encoded"]
 """A step computes tokens of it, the cache has its blocks, ranks read its vectors from files, ranks encode it or a part of it."""
@@ -40,11 +41,12 @@ class SeenInput(msgspec.Struct, kw_only=True):
 def inputs_of(prompt: bytes, config: SchedulerConfig, environment: Mapping[str, str]) -> list[SeenInput]:
     """The inputs of a prompt (int32 bytes), of which nothing has become yet. Where images do not lie in rows, a video is images."""
     found = inputs_in(unpack_tokens(prompt)) if has_inputs(prompt) else []
+    listens = LISTENS in environment or environment.get(FORM, "").split(" ")[0] == LISTENS
     goes_on = [config.grids and step_of(each.digest) is not None for each in found]
     return [
         SeenInput(
             first=each.start, last=each.start + each.length - 1, digest=each.digest[:DIGEST_SHOWN].hex(), runs=[],
-            kind="sound" if LISTENS in environment else "video" if any(goes_on[place : place + 2]) else "image",
+            kind="sound" if listens else "video" if any(goes_on[place : place + 2]) else "image",
         )
         for place, each in enumerate(found)
     ]  # fmt: skip
