@@ -11,7 +11,6 @@ The state knows the time only from its arrivals: it is now when the latest live 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -20,7 +19,8 @@ import numpy as np
 USUAL_MS = 1000
 OVERDUE = 8
 NS_PER_MS = 1_000_000
-NAME = re.compile(r"deadline(?::([1-9]\d{0,8}))?")
+NAME = "deadline"
+DIGITS_MAX = 9
 
 Key = tuple[int, int]
 BEFORE_ALL, IN_TIME, LATE = range(3)
@@ -38,8 +38,11 @@ class Due(Protocol):
 
 def usual_ms(name: str) -> int | None:
     """The milliseconds in the name of a policy; None if it is another policy."""
-    match = NAME.fullmatch(name)
-    return int(match[1] or USUAL_MS) if match else None
+    kind, colon, digits = name.partition(":")
+    if kind != NAME or not colon:
+        return USUAL_MS if kind == NAME else None
+    is_number = digits.isascii() and digits.isdecimal() and digits[0] != "0" and len(digits) <= DIGITS_MAX
+    return int(digits) if is_number else None
 
 
 def deadline_key(request: Due, id_: int, has_begun: bool, now_ns: int, usual: int) -> Key:
