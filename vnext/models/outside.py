@@ -19,7 +19,8 @@ from vnext.models.errors import ModelError
 GROUP = "vnext.families"
 """The entry points of packages: the architecture's name is the entry point's, the module its value."""
 NAMES = "ARCHITECTURES"
-FIELDS = ("WEIGHT_AXES", "parse", "assemble", "forward", "logits")
+FIELDS = ("parse", "assemble")
+"""What a family has at least: the rest is Llama's where it does not say otherwise (registry.USUAL)."""
 _from_files: dict[str, ModuleType] = {}  # by architecture
 
 

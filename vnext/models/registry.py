@@ -36,7 +36,7 @@ class Family(NamedTuple):
 
 DECODER = "vnext.models.layers.decoder"
 USUAL = MappingProxyType({"WEIGHT_AXES": "vnext.models.layers.sharding", "forward": DECODER, "logits": DECODER})
-"""Where the fields are that a module of ours need not define."""
+"""Where the fields are that a module need not define."""
 
 
 class Row(NamedTuple):

@@ -11,10 +11,7 @@ The state knows the time only from its arrivals: it is now when the latest live 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Protocol
-
-import numpy as np
 
 USUAL_MS = 1000
 OVERDUE = 8
@@ -52,19 +49,3 @@ def deadline_key(request: Due, id_: int, has_begun: bool, now_ns: int, usual: in
     if now_ns - request.arrival_ns >= OVERDUE * allowed_ns:
         return BEFORE_ALL, id_
     return (IN_TIME if has_begun or due_ns >= now_ns else LATE), due_ns
-
-
-def deadline_order(
-    requests: Mapping[int, Due], ids: Sequence[int], begun: np.ndarray, impatient: np.ndarray, now_ns: int, usual: int
-) -> list[int]:
-    """The positions of these requests, best first: `deadline_key` of all at once, and `impatient` ones before all by arrival."""
-    numbers = np.array(ids, dtype=np.int64)
-    arrived = np.array([requests[id_].arrival_ns for id_ in ids], dtype=np.int64)
-    priorities = np.array([requests[id_].priority for id_ in ids], dtype=np.int64)
-    allowed = np.where(priorities > 0, priorities, usual) * NS_PER_MS
-    due = arrived + allowed
-    first = np.where(begun | (due >= now_ns), IN_TIME, LATE)
-    hurries = now_ns - arrived >= OVERDUE * allowed
-    first, second = np.where(hurries, BEFORE_ALL, first), np.where(hurries, numbers, due)
-    order: list[int] = np.lexsort((numbers, np.where(impatient, numbers, second), np.where(impatient, -1, first))).tolist()
-    return order

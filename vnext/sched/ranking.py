@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.sched.deadline import deadline_order, usual_ms
+from vnext.sched import deadline
+from vnext.sched.deadline import BEFORE_ALL, IN_TIME, LATE, NS_PER_MS, Due, usual_ms
 from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, policy_of
 from vnext.state.facilities.weights import has_begun
 from vnext.state.state import State, Waiting
@@ -131,14 +132,30 @@ def places_by_deadline(state: State, usual: int) -> list[int]:
     ids = [entry.id for entry in waiting]
     begun = np.array([entry.known > requests[entry.id].prompt_length for entry in waiting], dtype=bool)
     impatient = np.array([entry.preemption_count >= PATIENCE for entry in waiting], dtype=bool)
-    return deadline_order(requests, ids, begun, impatient, _now_ns(state), usual)
+    return _deadline_order(requests, ids, begun, impatient, _now_ns(state), usual)
 
 
 def rows_by_deadline(state: State, usual: int) -> list[int]:
     """All rows, best first."""
     requests, rows, ids = state.requests.mapping(), state.rows, state.rows.id.tolist()
     begun = rows.known > np.array([requests[id_].prompt_length for id_ in ids], dtype=np.int64)
-    return deadline_order(requests, ids, begun, rows.preemption_count >= PATIENCE, _now_ns(state), usual)
+    return _deadline_order(requests, ids, begun, rows.preemption_count >= PATIENCE, _now_ns(state), usual)
+
+
+def _deadline_order(
+    requests: Mapping[int, Due], ids: Sequence[int], begun: np.ndarray, impatient: np.ndarray, now_ns: int, usual: int
+) -> list[int]:
+    """The positions of these requests, best first: `deadline_key` of all at once, and `impatient` ones before all by arrival."""
+    numbers = np.array(ids, dtype=np.int64)
+    arrived = np.array([requests[id_].arrival_ns for id_ in ids], dtype=np.int64)
+    priorities = np.array([requests[id_].priority for id_ in ids], dtype=np.int64)
+    allowed = np.where(priorities > 0, priorities, usual) * NS_PER_MS
+    due = arrived + allowed
+    first = np.where(begun | (due >= now_ns), IN_TIME, LATE)
+    hurries = now_ns - arrived >= deadline.OVERDUE * allowed
+    first, second = np.where(hurries, BEFORE_ALL, first), np.where(hurries, numbers, due)
+    order: list[int] = np.lexsort((numbers, np.where(impatient, numbers, second), np.where(impatient, -1, first))).tolist()
+    return order
 
 
 # ---- the policy fair ---------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ MORE = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },
+    "Qwen2AudioForConditionalGeneration": {"text_config": {**BASE, "model_type": "qwen2"}, "audio_config": {}},
     "Gemma3nForConditionalGeneration": {
         "text_config": {**BASE, "num_hidden_layers": 5, "num_kv_shared_layers": 0, "head_dim": 16, "sliding_window": 40}, "audio_config": {},
     },

@@ -314,10 +314,10 @@ OWN_POLICIES = [
 ]
 
 DEADLINE_BUGS = [
-    bug("late requests go first", "sched.deadline", "begun | (due >= now_ns), IN_TIME, LATE", "begun | (due < now_ns), IN_TIME, LATE", "S3", "S4"),
-    bug("who waited too long stays late", "sched.deadline", "np.where(hurries, BEFORE_ALL, first)", "first", "S3", "S4"),
-    bug("who has begun is late", "sched.deadline", "begun | (due >= now_ns)", "due >= now_ns", "S3", "S4"),
-    bug("a deadline is only an arrival", "sched.deadline", "due = arrived + allowed", "due = arrived", "S3", "S4"),
+    bug("late requests go first", "sched.ranking", "begun | (due >= now_ns), IN_TIME, LATE", "begun | (due < now_ns), IN_TIME, LATE", "S3", "S4"),
+    bug("who waited too long stays late", "sched.ranking", "np.where(hurries, BEFORE_ALL, first)", "first", "S3", "S4"),
+    bug("who has begun is late", "sched.ranking", "begun | (due >= now_ns)", "due >= now_ns", "S3", "S4"),
+    bug("a deadline is only an arrival", "sched.ranking", "due = arrived + allowed", "due = arrived", "S3", "S4"),
 ]  # fmt: skip
 
 SCHED_BUGS = [*ADMISSION, *PREEMPTION, *DECISION, *OWN_POLICIES]
