@@ -205,6 +205,7 @@ LATE_IMPORTS = {
     "vnext/runtime/batch/masks.py": (1, "llguidance takes 70 ms, and most ranks never need it"),
     "vnext/sampling/constraint.py": (2, "the same"),
     "vnext/kernels/formats/gguf_blocks.py": (1, "gguf takes 300 ms, and only types that have no codes need it"),
+    "vnext/server/views/operations.py": (2, "numpy, for a server that encodes"),
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),

@@ -13,7 +13,6 @@ import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
-from vnext.runtime.client.encode import of_inputs
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.runtime.protocol.operations import CallRanks
@@ -31,7 +30,6 @@ from vnext.server.http.pages import anthropic_model, anthropic_page
 from vnext.server.views.log_view import log_folder
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
-from vnext.state.store.inputs import has_inputs
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -179,8 +177,11 @@ async def hand_over(request: web.Request) -> web.Response:
             prompt = pack_tokens(body.tokens)
         else:
             raise InvalidRequest("tokens is missing: send it, or chat.", "tokens")
-        if role == "encode" and not has_inputs(prompt):
-            return web.json_response({"ticket": "", "cached_tokens": 0})
+        if role == "encode":
+            from vnext.state.store.inputs import has_inputs
+
+            if not has_inputs(prompt):
+                return web.json_response({"ticket": "", "cached_tokens": 0})
         ticket, cached = await handed_over(call, model, prompt)
     return web.json_response({"ticket": ticket, "cached_tokens": cached})
 
@@ -197,9 +198,13 @@ async def handed_over(call: Call, model: str, prompt: bytes) -> tuple[str, int]:
         adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
         inputs_ticket=call.inputs_ticket,
     )  # fmt: skip
+    if encodes:
+        from vnext.runtime.client.encode import of_inputs
+
+        asked = of_inputs(asked)
     ticket, cached = context.client.ready.inputs_ticket, 0
     async with admitted(call, [unpack_tokens(prompt).tolist()]):
-        with closing(context.client.submit_all([of_inputs(asked) if encodes else asked])) as stream:
+        with closing(context.client.submit_all([asked])) as stream:
             async for output in stream:
                 if output.finish == "abort":
                     raise Aborted("The engine ended the request before the prompt was computed: send it again.")
