@@ -15,7 +15,7 @@ from engine_here import llm_here
 from test_sounds import wav
 
 from tests.e2e.serving import Server, serving
-from tests.models.families.towers.hearing_cases import AUDIO, TEMPLATE, processed, save_hearing
+from tests.models.families.towers.hearing_cases import TEMPLATE, right, save_hearing
 from tests.models.families.towers.listener_cases import sounds
 from vnext import LLM, SamplingParams
 from vnext.media.sounds import sound_of
@@ -53,26 +53,14 @@ def heard(*data: bytes, text: str = "d3 e4") -> list[dict[str, Any]]:
     return [*map(part, data), {"type": "text", "text": text}]
 
 
-def right(model: Any, tokens: list[int], *data: bytes) -> tuple[list[int], list[float]]:
-    """transformers' greedy answer, and its log-probabilities."""
-    made = processed([sound_of(each, "file") for each in data])
-    assert tokens.count(AUDIO) == int(made.pop("counts").sum())
-    with torch.inference_mode():
-        found = model.generate(
-            input_ids=torch.tensor([tokens]), **made, max_new_tokens=COUNT, do_sample=False, eos_token_id=None,
-            output_logits=True, return_dict_in_generate=True,
-        )  # fmt: skip
-    answer = found.sequences[0, len(tokens) :].tolist()
-    return answer, [float(each[0].log_softmax(-1)[token]) for each, token in zip(found.logits, answer)]
-
-
 def test_a_chat_hears_its_sounds(server: Server, hearing: tuple[Path, torch.nn.Module]) -> None:
     for data in (SOUNDS[:1], SOUNDS, SOUNDS[1:]):
         answer = asked(server, heard(*data), logprobs=True)
-        expected, logprobs = right(hearing[1], answer["prompt_token_ids"], *data)
+        sounds_read = [sound_of(each, "file") for each in data]
+        expected, logprobs = right(hearing[1], answer["prompt_token_ids"], sounds_read, COUNT)
         choice = answer["choices"][0]
         assert choice["token_ids"] == expected
-        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs, rel=1e-4, abs=1e-4)
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs.tolist(), rel=1e-4, abs=1e-4)
 
 
 def test_the_same_sound_is_a_hit_whatever_its_file_and_another_one_is_none(server: Server) -> None:

@@ -298,7 +298,8 @@ def test_the_earliest_deadline_goes_first_and_late_ones_behind_those_in_time() -
 @pytest.mark.parametrize(("overdue", "ends"), [(deadline.OVERDUE, True), (10**6, False)])
 def test_a_late_request_does_not_starve(monkeypatch: pytest.MonkeyPatch, overdue: int, ends: bool) -> None:
     """In an engine that always has requests in time, a late one is served when it has waited OVERDUE times what it allowed."""
-    monkeypatch.setattr(deadline, "OVERDUE", overdue)
+    for module in (deadline, ranking):
+        monkeypatch.setattr(module, "OVERDUE", overdue)
     engine = Engine(policy="deadline:10", max_num_seqs=1, prefix_caching=False)
     late, finished = engine.arrive([1] * 3, max_tokens=1, priority=1), list[int]()
     for number in range(60):

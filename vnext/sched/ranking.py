@@ -14,8 +14,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.sched import deadline
-from vnext.sched.deadline import BEFORE_ALL, IN_TIME, LATE, NS_PER_MS, Due, usual_ms
+from vnext.sched.deadline import BEFORE_ALL, IN_TIME, LATE, NS_PER_MS, OVERDUE, Due, usual_ms
 from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, policy_of
 from vnext.state.facilities.weights import has_begun
 from vnext.state.state import State, Waiting
@@ -152,7 +151,7 @@ def _deadline_order(
     allowed = np.where(priorities > 0, priorities, usual) * NS_PER_MS
     due = arrived + allowed
     first = np.where(begun | (due >= now_ns), IN_TIME, LATE)
-    hurries = now_ns - arrived >= deadline.OVERDUE * allowed
+    hurries = now_ns - arrived >= OVERDUE * allowed
     first, second = np.where(hurries, BEFORE_ALL, first), np.where(hurries, numbers, due)
     order: list[int] = np.lexsort((numbers, np.where(impatient, numbers, second), np.where(impatient, -1, first))).tolist()
     return order

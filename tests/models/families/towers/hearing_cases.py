@@ -61,4 +61,17 @@ def processed(sounds: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     return {**{key: found[key] for key in ("input_features", "feature_attention_mask")}, "counts": counts}
 
 
+def right(model: Any, tokens: Sequence[int], sounds: Sequence[np.ndarray], count: int) -> tuple[list[int], torch.Tensor]:
+    """transformers' greedy answer of so many tokens, and their log-probabilities."""
+    made = processed(sounds)
+    assert [*tokens].count(AUDIO) == int(made.pop("counts").sum())
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=torch.tensor([tokens]), **made, max_new_tokens=count, do_sample=False, eos_token_id=None,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    answer = found.sequences[0, len(tokens) :]
+    return answer.tolist(), torch.cat(found.logits).log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+
 TEMPLATE = Qwen2AudioProcessor.default_chat_template.fget(None)  # type: ignore[attr-defined]  # a property, which reads nothing

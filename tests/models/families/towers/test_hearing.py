@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine_here import engines_here
-from hearing_cases import AUDIO, MARK, processed, save_hearing
+from hearing_cases import MARK, processed, right, save_hearing
 from listener_cases import SAMPLES, sounds
 from safetensors.numpy import load_file, save_file
 
@@ -42,19 +42,10 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     model = save_hearing(path)
 
     @cache
-    def right(tokens: tuple[int, ...], which: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
-        """transformers' greedy answer, and the log-probabilities of its tokens."""
-        made = processed([SOUNDS[each] for each in which])
-        assert tokens.count(AUDIO) == int(made.pop("counts").sum())
-        with torch.inference_mode():
-            found = model.generate(
-                input_ids=torch.tensor([tokens]), **made, max_new_tokens=COUNT, do_sample=False, eos_token_id=None,
-                output_logits=True, return_dict_in_generate=True,
-            )  # fmt: skip
-        answer = found.sequences[0, len(tokens) :]
-        return answer.tolist(), torch.cat(found.logits).log_softmax(-1).gather(1, answer[:, None])[:, 0]
+    def expected(tokens: tuple[int, ...], which: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
+        return right(model, tokens, [SOUNDS[each] for each in which], COUNT)
 
-    return path, right
+    return path, expected
 
 
 @contextmanager
@@ -80,13 +71,13 @@ def answered(llm: LLM, asked: Sequence[Any]) -> tuple[list[tuple[int, ...]], lis
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_are_those_of_transformers(hearing: tuple[Path, Any], settings: str) -> None:
-    path, right = hearing
+    path, answer_of = hearing
     with started(path, settings, "float32") as llm:
         tokens, found, logprobs = answered(llm, prompts())
         _, again, same = answered(llm, prompts())
     assert (again, same) == (found, logprobs), "of what the cache has"
     for prompt, which, answer, given in zip(tokens, WHICH, found, logprobs):
-        expected, theirs = right(prompt, which)
+        expected, theirs = answer_of(prompt, which)
         assert answer == expected
         torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
     assert len({*map(tuple, found)}) == len({*WHICH}), "each sound is heard"
