@@ -1,4 +1,4 @@
-"""A server's life from outside: drain on SIGTERM, SIGKILL of every process, a port in use, bad starts, what its processes load."""
+"""A server's life from outside: drain on SIGTERM, SIGKILL of every process, a port in use, bad starts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,6 @@ from vnext.runtime.processes.inherited import FILES_MAX
 COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
 END_TIMEOUT_S = 60
 LENGTH = 400
-HEAVY = {
-    "numpy": "/_multiarray_umath.", "ml_dtypes": "/ml_dtypes/", "torch": "/libtorch", "ssl": "/libssl", "llguidance": "/llguidance/",
-    "tokenizers": "/tokenizers/", "zmq": "/zmq/",
-}  # fmt: skip
-"""Words in the paths of the files that a package maps."""
-PROGRAM = """
-import sys
-from vnext import LLM, SamplingParams
-with LLM(threads=1, log="off") as llm:
-    answer = llm.generate("What is", SamplingParams(max_tokens=3, logprobs=1, prompt_logprobs=1), use_tqdm=False)
-    assert len(answer[0].prompt_logprobs) == len(answer[0].prompt_token_ids)
-    print(*sorted({"numpy", "torch", "tqdm", "llguidance"} & set(sys.modules)))
-"""
 
 
 def long_request(index: int) -> dict[str, Any]:
@@ -143,34 +130,6 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 )
 def test_a_bad_start_says_the_value(tmp_path: Path, arguments: list[str], words: str) -> None:
     assert words in start_and_fail(*arguments, "--log-dir", str(tmp_path))
-
-
-# ---- what a start loads ------------------------------------------------------------------------------------------
-
-
-def loaded(process: psutil.Process) -> set[str]:
-    maps = Path(f"/proc/{process.pid}/maps").read_text()
-    return {package for package, word in HEAVY.items() if word in maps}
-
-
-LIGHT = {"commands.cli": {"zmq"}, "runtime.engine.main": {"numpy", "zmq"}, "runtime.rank.main": {"numpy", "ml_dtypes"}}
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process maps")
-def test_the_processes_of_a_server_load_what_they_need(tmp_path: Path) -> None:
-    """After an answer with log-probabilities of its prompt."""
-    body = {"model": "demo", "prompt": "def f(", "max_tokens": 3, "echo": True, "logprobs": 1}
-    with serving(tmp_path, "--threads", "1", "--served-model-name", "demo") as server:
-        light = {name: loaded(server.process_of(f"vnext.{name}")) for name in LIGHT}
-        assert complete_all(server.url, [body], 1)[0]["choices"][0]["logprobs"]
-        edge = loaded(server.process_of("vnext.server"))
-    assert light == LIGHT
-    assert edge == {"ssl", "tokenizers", "zmq"}  # aiohttp brings ssl
-
-
-def test_a_program_needs_no_numpy() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr
 
 
 # ---- what a starter leaves it: closed or full streams, signals blocked or ignored -----------------------------------
