@@ -63,6 +63,29 @@ def test_a_chat_hears_its_sounds(server: Server, hearing: tuple[Path, torch.nn.M
         assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs.tolist(), rel=1e-4, abs=1e-4)
 
 
+def test_the_responses_api_hears_sounds_and_goes_on_from_them(server: Server) -> None:
+    sound = part(SOUNDS[0])
+    said: dict[str, Any] = {"role": "user", "content": [sound, {"type": "input_text", "text": "d3 e4"}]}
+    fixed = {"max_output_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+
+    def answered(**body: Any) -> dict[str, Any]:
+        return httpx.post(f"{server.url}/v1/responses", json=fixed | body, timeout=60).json()
+
+    first = answered(input=[said], store=True)
+    right = asked(server, heard(SOUNDS[0]))["choices"][0]["message"]["content"]
+    assert first["output"][0]["content"][0]["text"] == right
+    later = answered(input=[{"role": "user", "content": [sound]}], previous_response_id=first["id"])
+    whole = answered(input=[said, {"role": "assistant", "content": right}, {"role": "user", "content": [sound]}])
+    assert later["output"][0]["content"] == whole["output"][0]["content"]
+    assert later["usage"]["input_tokens"] == whole["usage"]["input_tokens"] > 2 * 25
+    for wrong, sentence in (
+        ({"type": "input_audio"}, "input[0].content[0].input_audio is missing: send it with its data in base64."),
+        ({"type": "input_audio", "input_audio": {"data": "%%"}}, "input_audio is no base64: "),
+        ({"type": "input_image", "image_url": "data:x"}, "input[0].content[0].type is 'input_image': this model does not read it here"),
+    ):
+        assert answered(input=[{"role": "user", "content": [wrong]}])["error"]["message"].startswith(sentence)
+
+
 def test_the_same_sound_is_a_hit_whatever_its_file_and_another_one_is_none(server: Server) -> None:
     def cached(data: bytes) -> tuple[int, int]:
         usage = asked(server, heard(data, text="g6"))["usage"]

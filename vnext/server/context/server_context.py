@@ -6,7 +6,7 @@ that several views share. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,12 @@ class ServerContext:
     @property
     def sees(self) -> bool:
         """Whether the model reads images."""
-        return self.images is not None and "image" in self.images.shown
+        return "image" in self.shown
+
+    @property
+    def shown(self) -> Collection[str]:
+        """The kinds of inputs that the model reads in chats."""
+        return () if self.images is None else self.images.shown
 
     @cached_property
     def mark_tokens(self) -> tuple[list[int], list[int]] | None:

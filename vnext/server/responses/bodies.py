@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
+from vnext.server.context.openai_types import InputAudio
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    input_audio: InputAudio | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

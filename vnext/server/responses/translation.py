@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,15 +44,17 @@ SAME = (
     "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
 )  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
-_REFUSALS, IMAGE = ("refusal",), "input_image"
+_REFUSALS = ("refusal",)
+_MEDIA = {"input_image": "image", "input_audio": "audio"}
+"""Types of parts -> the kind of input that each gives."""
 
 
-def chat_body(body: ResponsesBody, earlier: Sequence[Item], sees: bool = False) -> ChatBody:
-    """The chat that `body` asks for; `sees`: the model reads images. Raises InvalidRequest."""
+def chat_body(body: ResponsesBody, earlier: Sequence[Item], reads: Collection[str] = ()) -> ChatBody:
+    """The chat that `body` asks for; `reads`: the kinds of inputs that the model reads. Raises InvalidRequest."""
     items = [(item, "previous_response_id") for item in earlier]
     items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages = _with_one_beginning(instructions + _messages(items, sees))
+    messages = _with_one_beginning(instructions + _messages(items, reads))
     if not messages:
         raise InvalidRequest("input is missing: send a text or a list of items.", "input")
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
@@ -94,6 +96,7 @@ def names_of(body: ResponsesBody) -> Names:
         (r"max_tokens", "max_output_tokens"),
         (r"reasoning_effort", "reasoning.effort"),
         (r"messages\[\d+\]\.content\[\d+\]\.image_url", "input_image"),
+        (r"messages\[\d+\]\.content\[\d+\]\.input_audio", "input_audio"),
         (r"the messages", "the input"),
         (r"messages$", "input"),
     ]
@@ -269,12 +272,12 @@ def _unforced(kind: str) -> InvalidRequest:
 # ---- items ----------------------------------------------------------------------------------------------------------------
 
 
-def _messages(items: Sequence[tuple[Item, str]], sees: bool) -> list[dict[str, Any]]:
+def _messages(items: Sequence[tuple[Item, str]], reads: Collection[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for item, path in _read(items):
         match item.kind:
             case "message":
-                _add_message(found, item, path, sees)
+                _add_message(found, item, path, reads)
             case "reasoning":
                 if thought := _thought(item):
                     _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
@@ -284,7 +287,7 @@ def _messages(items: Sequence[tuple[Item, str]], sees: bool) -> list[dict[str, A
                 arguments = json.dumps({ARGUMENT: item.input or ""}, ensure_ascii=False)
                 _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
             case "function_call_output" | "custom_tool_call_output":
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output", sees)})
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output", reads)})
             case kind:
                 raise InvalidRequest(
                     f"{path}.type is {kind!r}: this server reads messages, reasoning, calls and their outputs; leave it out.",
@@ -316,27 +319,34 @@ def _turn(found: list[dict[str, Any]], *later: str) -> dict[str, Any]:
     return found[-1]
 
 
-def _add_message(found: list[dict[str, Any]], item: Item, path: str, sees: bool) -> None:
+def _add_message(found: list[dict[str, Any]], item: Item, path: str, reads: Collection[str]) -> None:
     if item.role is None or item.content is None:
         name = "role" if item.role is None else "content"
         raise InvalidRequest(f"{path}.{name} is missing: it is required.", f"{path}.{name}")
-    if sees and item.role == "user" and isinstance(item.content, list) and any(part.type == IMAGE for part in item.content):
-        found.append({"role": "user", "content": [_seen(part, f"{path}.content[{at}]") for at, part in enumerate(item.content)]})
-        return
-    text = item.content if isinstance(item.content, str) else _text(item.content, f"{path}.content")
+    shown = reads if item.role == "user" else ()
+    text = item.content if isinstance(item.content, str) else _parts(item.content, f"{path}.content", shown)
     if item.role == "assistant":
         _turn(found, "content", "tool_calls")["content"] = text
     else:
         found.append({"role": item.role, "content": text})
 
 
-def _seen(part: Content, path: str) -> dict[str, Any]:
-    """A part of a message with images, as a chat has it."""
-    if part.type != IMAGE:
+def _parts(parts: Sequence[Content], path: str, reads: Collection[str]) -> str | list[dict[str, object]]:
+    """One text, or the parts of a chat where there are inputs that the model reads."""
+    if all(_MEDIA.get(part.type) not in reads for part in parts):
+        return _text(parts, path)
+    return [_part(part, f"{path}[{at}]", reads) for at, part in enumerate(parts)]
+
+
+def _part(part: Content, path: str, reads: Collection[str]) -> dict[str, object]:
+    if _MEDIA.get(part.type) not in reads:
         return {"type": "text", "text": _text([part], path)}
-    if part.image_url is None:
-        raise InvalidRequest(f"{path}.image_url is missing: send the image as a data URL.", f"{path}.image_url")
-    return {"type": "image_url", "image_url": {"url": part.image_url}}
+    if part.type == "input_audio" and part.input_audio is not None:
+        return {"type": "input_audio", "input_audio": part.input_audio}
+    if part.image_url is not None:
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    name, remedy = ("image_url", "as a data URL") if part.type == "input_image" else ("input_audio", "with its data in base64")
+    raise InvalidRequest(f"{path}.{name} is missing: send it {remedy}.", f"{path}.{name}")
 
 
 def _arguments(item: Item) -> str:
@@ -344,12 +354,10 @@ def _arguments(item: Item) -> str:
     return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
-def _output(item: Item, path: str, sees: bool) -> str | list[dict[str, Any]]:
+def _output(item: Item, path: str, reads: Collection[str]) -> str | list[dict[str, object]]:
     if isinstance(item.output, dict):
         raise InvalidRequest(f"{path} is an object: send a text or a list of text parts.", path)
-    if sees and isinstance(item.output, list) and any(part.type == IMAGE for part in item.output):
-        return [_seen(part, f"{path}[{at}]") for at, part in enumerate(item.output)]
-    return item.output if isinstance(item.output, str) else _text(item.output or [], path)
+    return item.output if isinstance(item.output, str) else _parts(item.output or [], path, reads)
 
 
 def _thought(item: Item) -> str:
@@ -373,5 +381,5 @@ def _text(parts: Sequence[Content], path: str) -> str:
     for place, part in enumerate(parts):
         if part.type not in _TEXTS + _REFUSALS:
             where = f"{path}[{place}].type"
-            raise InvalidRequest(f"{where} is {part.type!r}: this server reads text only here, leave it out.", where)
+            raise InvalidRequest(f"{where} is {part.type!r}: this model does not read it here, leave it out.", where)
     return "\n".join((part.refusal if part.type in _REFUSALS else part.text) or "" for part in parts)

@@ -51,7 +51,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     call = msgspec.structs.replace(call, body=body)
     earlier = _earlier(store, body.previous_response_id, tenant)
     with in_names(names_of(body)):
-        chat = ChatRequest(call, chat_body(body, earlier, call.context.sees))
+        chat = ChatRequest(call, chat_body(body, earlier, call.context.shown))
         check_calls(body, earlier)
     with in_names(names_of(body)), ExitStack() as held:
         if body.background:
@@ -77,7 +77,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     await _fetch_stored(request, body)
     body, context = with_items(body, store.finder(tenant)), request.app[SERVER_CONTEXT]
     with in_names(names_of(body)):
-        chat = chat_body(body, _earlier(store, body.previous_response_id, tenant), context.sees)
+        chat = chat_body(body, _earlier(store, body.previous_response_id, tenant), context.shown)
         tokens = await prompt_tokens(context, chat, client_of(request))
     counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
     return web.json_response(body=msgspec.json.encode(counted))
