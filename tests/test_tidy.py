@@ -264,6 +264,8 @@ LATE_IMPORTS = {
     "vnext/runtime/rank/loading.py": (10, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
+    "vnext/models/outside.py": (1, "packages' metadata take 11 ms, and a family of ours needs none"),
+    "vnext/models/gguf/folder.py": (3, "what describes a file is written once"),
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),
     "vnext/options/parser.py": (1, "YAML, where a file of options is given"),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -53,6 +52,8 @@ def from_file(architecture: str) -> ModuleType | None:
 @cache
 def from_package(architecture: str) -> ModuleType | None:
     """The family that an installed package has for an architecture. Raises ModelError."""
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=GROUP, name=architecture):
         what = f"the family {point.value} of {point.dist.name if point.dist else 'a package'}"
         try:

@@ -74,7 +74,7 @@ def test_a_model_in_60_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 def test_a_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no family of ours knows the architecture."""
     points = EntryPoints([EntryPoint(name, "vnext.models.families.llama", outside.GROUP) for name in ("OwnForCausalLM", "Olmo2ForCausalLM")])
-    monkeypatch.setattr(outside, "entry_points", lambda **asked: points.select(**asked))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **asked: points.select(**asked))
     assert architecture({"architectures": ["OwnForCausalLM"]}) == "OwnForCausalLM"
     assert family("OwnForCausalLM") == family("LlamaForCausalLM") != family("Olmo2ForCausalLM")
 
@@ -99,7 +99,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str | None) -> None:
 
 def test_a_bad_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints([EntryPoint("AForCausalLM", "no.such.module", outside.GROUP), EntryPoint("BForCausalLM", "json", outside.GROUP)])
-    monkeypatch.setattr(outside, "entry_points", lambda **asked: points.select(**asked))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **asked: points.select(**asked))
     with pytest.raises(ModelError, match="^the family no.such.module of a package cannot be imported "):
         family("AForCausalLM")
     with pytest.raises(ModelError, match="^the family json of a package defines no parse: a family has parse, assemble$"):

@@ -10,10 +10,7 @@ import struct
 from pathlib import Path
 
 from vnext.models.errors import ModelError
-from vnext.models.gguf.config import config_of
 from vnext.models.gguf.header import Header, read_header
-from vnext.models.gguf.members import BY_LENGTH, STRETCHES
-from vnext.models.gguf.tokenizer import Vocabulary
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
@@ -52,6 +49,9 @@ def files_of(file: Path) -> list[Path]:
 
 def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     """The JSON files of the folder by name, from the model's GGUF files. Raises ModelError."""
+    from vnext.models.gguf.config import config_of
+    from vnext.models.gguf.tokenizer import Vocabulary
+
     header = read_header(files[0])
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
@@ -65,6 +65,8 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
 
 
 def _stretches(file: Path, header: Header) -> dict[str, tuple[float, ...]]:
+    from vnext.models.gguf.members import BY_LENGTH, STRETCHES
+
     found = {}
     for name in (STRETCHES, *BY_LENGTH.values()):
         tensor = header.tensors.get(name)
