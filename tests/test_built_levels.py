@@ -86,7 +86,7 @@ def test_products_of_codes_may_lack_alone(tmp_path: Path) -> None:
 def test_a_build_for_less_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Once by `vnext doctor`, and once by the first rank."""
     assert native.why_incomplete() == ""
-    monkeypatch.setattr(native.module(), "is_complete", lambda: False)
+    monkeypatch.setattr(native.kernels, "is_complete", lambda: False)
     sentence = native.why_incomplete()
     assert sentence.startswith("The CPU kernels were built for a processor with fewer instructions") and "pip install -e ." in sentence
     assert sentence in warnings(machine(), 0)

@@ -31,7 +31,7 @@ def test_a_team_works_after_it_slept(spin_us: int, case: tuple) -> None:
     try:
         for threads in (4, 1, 2, 3):
             native.start(threads, spin_us)
-            assert native.module().team_size() == threads
+            assert native.kernels.team_size() == threads
             for pause_s in (0.0, 0.0, 0.02, 0.0):
                 time.sleep(pause_s)
                 assert torch.equal(products.linear(x, packed), expected)
@@ -67,7 +67,7 @@ def test_a_child_process_works_alone_and_with_a_team_of_its_own(case: tuple) -> 
         products.linear(x, packed)
         child = os.fork()
         if child == 0:
-            good = native.module().team_size() == 1 and torch.equal(products.linear(x, packed), expected)
+            good = native.kernels.team_size() == 1 and torch.equal(products.linear(x, packed), expected)
             native.start(2, 200)
             good = good and torch.equal(products.linear(x, packed), expected)
             os._exit(0 if good else 1)
@@ -77,7 +77,7 @@ def test_a_child_process_works_alone_and_with_a_team_of_its_own(case: tuple) -> 
 def test_a_missing_level_is_named() -> None:
     with pytest.raises(ValueError, match=r"the best it has is"):
         missing = len(native.Level)
-        native.module().set_level(missing) or native.set_level(type("", (int,), {"name": "NEXT"})(missing))
+        native.kernels.set_level(missing) or native.set_level(type("", (int,), {"name": "NEXT"})(missing))
 
 
 WITHOUT_TILES = """
@@ -102,6 +102,6 @@ def test_an_intel_without_tiles_does_without_the_dot_product_of_pairs() -> None:
 
 def test_a_wrong_number_of_arguments_is_an_error() -> None:
     with pytest.raises(TypeError, match="1 arguments given where 2 are needed"):
-        native.module().configure_team(1)
+        native.kernels.configure_team(1)
     with pytest.raises(TypeError):
-        native.module().configure_team("two", 1)
+        native.kernels.configure_team("two", 1)

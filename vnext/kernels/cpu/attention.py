@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.calls import AttentionCall, AttentionStep, Selection
-from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, module
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, kernels
 from vnext.kernels.selected import Queries
 
 
@@ -30,7 +30,7 @@ def plan(step: AttentionStep, head_count: int) -> AttentionPlan:
     block_table, block_size, kv_head_count = step.block_table, step.block_size, step.kv_head_count
     starts = np.ascontiguousarray(step.query_starts, dtype=np.int64)
     lengths = np.ascontiguousarray(step.context_lengths, dtype=np.int64)
-    handle = module().plan_attention(
+    handle = kernels.plan_attention(
         starts.ctypes.data, lengths.ctypes.data, block_table.data_ptr(), block_table.stride(0),
         len(lengths), head_count, kv_head_count, block_size,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """
     key_cache, value_cache, step, scale, window, softcap, _, _, sinks, _ = call
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
-    module().attention(
+    kernels.attention(
         KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
         result.data_ptr(), query.shape[2], key_cache.stride(0), CACHE_KINDS[key_cache.dtype], scale, window, softcap,
         0 if sinks is None else sinks.data_ptr(),
@@ -58,7 +58,7 @@ def choose_keys(queries: Queries, selection: Selection, table: torch.Tensor) -> 
     (tokens, heads, width), cache, longest = queries.query.shape, selection.cache, int(queries.limits.max())
     scores, places = torch.empty(tokens, longest), torch.empty((tokens, selection.count), dtype=torch.int32)
     rows, limits = (np.ascontiguousarray(each, dtype=np.int64) for each in (queries.rows, queries.limits))
-    module().choose_keys(
+    kernels.choose_keys(
         KINDS[cache.dtype], queries.query.data_ptr(), cache.data_ptr(), queries.weights.data_ptr(), table.data_ptr(),
         rows.ctypes.data, limits.ctypes.data, table.stride(0), heads, width, cache.shape[2], cache.stride(0), scores.data_ptr(),
         longest, tokens, selection.count, places.data_ptr(),

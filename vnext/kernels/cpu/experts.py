@@ -12,7 +12,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, address, address_or_0, torch_dtype
 from vnext.kernels.calls import BiasedExperts, Router, parts_of
-from vnext.kernels.cpu.native import ACTIVATIONS, KINDS, agree_on_struct, module
+from vnext.kernels.cpu.native import ACTIVATIONS, KINDS, agree_on_struct, kernels
 from vnext.kernels.cpu.packed import PackedExperts
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None) -> tu
     described = describe_router(router, count, bias)
     shares = scores.new_empty((rows, router.per_token))
     ids = scores.new_empty((rows, router.per_token), dtype=torch_dtype("int64"))
-    module().route_rows(described.address, scores.data_ptr(), rows, shares.data_ptr(), ids.data_ptr())
+    kernels.route_rows(described.address, scores.data_ptr(), rows, shares.data_ptr(), ids.data_ptr())
     return shares, ids
 
 
@@ -77,7 +77,7 @@ def experts(
     """As products.experts of one rank, all dense, of gate and up packed with their gate, or of up whose activation is `alone`."""
     described, (rows, hidden) = describe_experts(gate_up, down, 0, alone), x.shape
     found = x.new_empty((rows, hidden))
-    module().run_experts(
+    kernels.run_experts(
         KINDS[x.dtype], described.address, x.data_ptr(), rows, hidden, ids.shape[1], shares.data_ptr(), ids.data_ptr(),
         found.data_ptr(),
     )  # fmt: skip

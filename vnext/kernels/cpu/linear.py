@@ -16,7 +16,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
 from vnext.kernels.codes import INPUTS, SHORTEST, BlockRows, Codes, CodesForm, FloatRows, ScaleForm, Scales
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, module
+from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, kernels
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def pack(
     places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
     buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, shards=shards))
-    module().pack_linear(
+    kernels.pack_linear(
         places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, GATES[gate], shards,
         buffer.ctypes.data,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def pack(
 
 def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> int:
     """The size of the buffer of a weight of this shape [out, in], given in this dtype."""
-    return int(module().packed_bytes(*shape, KINDS[dtype], GATES[gate], shards))
+    return int(kernels.packed_bytes(*shape, KINDS[dtype], GATES[gate], shards))
 
 
 def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> PackedLinear:
@@ -124,7 +124,7 @@ def pack_ranges(
         inside = slice(first * width, min(last * width, own))
         spans = (inside, slice(own + inside.start, own + inside.stop)) if gate else (inside,)
         kept = _read_into(fields, types, forms, spans, read)
-        is_finite = module().pack_codes(
+        is_finite = kernels.pack_codes(
             fields.ctypes.data, types.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs,
             KINDS[dtype], GATES[gate], shards, first, last, buffer.ctypes.data,
         )  # fmt: skip
@@ -174,7 +174,7 @@ def rounded(floats: FloatRows) -> Codes:
     (count, inputs), bits = floats.rows.shape, floats.bits
     rows, codes = np.ascontiguousarray(floats.rows), np.empty((count, inputs), np.uint8)
     scales = np.empty((count, inputs // INPUTS), ml_dtypes.bfloat16)
-    module().round_groups(KINDS[rows.dtype], rows.ctypes.data, scales.size, bits, codes.ctypes.data, scales.ctypes.data)
+    kernels.round_groups(KINDS[rows.dtype], rows.ctypes.data, scales.size, bits, codes.ctypes.data, scales.ctypes.data)
     if not np.isfinite(scales).all():
         raise ValueError("it has a number or a scale that is not finite")
     return Codes(codes, bits, Scales(scales), 2 ** (bits - 1))
@@ -184,7 +184,7 @@ def codes_bytes(forms: CodesForm | tuple[CodesForm, ...], *, gate: str = "", sha
     """The size of the buffer of a weight whose parts have these forms. Raises ValueError as `pack_codes` does."""
     forms = (forms,) if isinstance(forms, CodesForm) else forms
     fields = _fields(forms, gate, shards)
-    return int(module().codes_bytes(fields.ctypes.data, len(fields), forms[0].shape[1], GATES[gate], shards))
+    return int(kernels.codes_bytes(fields.ctypes.data, len(fields), forms[0].shape[1], GATES[gate], shards))
 
 
 def _fields(forms: tuple[CodesForm, ...], gate: str, shards: int) -> np.ndarray:
@@ -236,7 +236,7 @@ def linear(
     """
     rows, width = x.shape[0], packed.outputs if apart else packed.width
     result = x.new_empty((rows, width), dtype=dtype or x.dtype)
-    module().linear(
+    kernels.linear(
         x.data_ptr(), x.stride(0), rows, packed.address, None if bias is None else bias.data_ptr(),
         result.data_ptr(), width, KINDS[dtype or x.dtype], apart,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def head_products(x: torch.Tensor, weights: list[PackedLinear]) -> torch.Tensor:
     """x [T, H, inputs], its last axis dense, head by head by weights [out, inputs] of floats -> [T, H, out]."""
     result = x.new_empty((*x.shape[:2], weights[0].outputs))
     places = np.array([weight.address for weight in weights], dtype=np.int64)
-    module().head_products(
+    kernels.head_products(
         KINDS[x.dtype], x.data_ptr(), x.stride(0), x.stride(1), x.shape[0], places.ctypes.data, len(weights), result.data_ptr(),
         weights[0].outputs,
     )  # fmt: skip
@@ -260,5 +260,5 @@ def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Te
     Those of codes are the numbers that it stands for, rounded to the dtype of its activations.
     """
     result = ids.new_empty((ids.shape[0], packed.inputs), dtype=torch_dtype(packed.dtype))
-    module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())
+    kernels.packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -69,6 +69,17 @@ _native = load(
 )
 
 
+class _Absent(ModuleType):
+    """In its place where there is none."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("the CPU kernels were not compiled: install a C++ compiler, then vnext again")
+
+
+kernels = _native or _Absent(NAME)
+"""The compiled module. Whatever is asked of it raises RuntimeError where there is none."""
+
+
 class Kinds(dict[Any, Kind]):
     """Kinds by the dtypes of numpy and of torch. Raises KeyError for dtypes that the module does not know."""
 
@@ -100,13 +111,6 @@ def why_absent() -> str:
     return "" if _native else absent.get(NAME, NOT_BUILT)
 
 
-def module() -> ModuleType:
-    """The compiled module. Raises RuntimeError where there is none."""
-    if _native is None:
-        raise RuntimeError("the CPU kernels were not compiled: install a C++ compiler, then vnext again")
-    return _native
-
-
 def agree_on(constants: Mapping[str, int]) -> None:
     """Raises StaleModule unless the module has these numbers under these names."""
     if _native is not None:
@@ -124,13 +128,13 @@ def start(threads: int, spin_us: int) -> None:
     `spin_us` is how long an idle one looks for work before it sleeps: with fewer cores than busy threads on the machine, 0 is
     kinder to the others. Results depend on neither.
     """
-    module().configure_team(threads, spin_us)
+    kernels.configure_team(threads, spin_us)
 
 
 def bind_member(member: int, cpus: Sequence[int]) -> bool:
     """Let a thread of the pool run on these logical processors only; 0 is the caller. Whether the system allows it."""
     ids = np.array(cpus, dtype=np.int32)
-    return bool(module().bind_member(member, ids.ctypes.data, len(ids)))
+    return bool(kernels.bind_member(member, ids.ctypes.data, len(ids)))
 
 
 def why_incomplete() -> str:
@@ -142,21 +146,21 @@ def why_incomplete() -> str:
 
 def best_level() -> Level:
     """The highest instruction set of this machine that was built; not its fastest on an Intel without tiles."""
-    return Level(module().best_level())
+    return Level(kernels.best_level())
 
 
 def levels() -> tuple[Level, ...]:
     """The instruction sets that this machine has and the module too, from the plainest to the best. Raises RuntimeError where
     none is compiled."""
-    return tuple(level for level in Level if module().has_level(level))
+    return tuple(level for level in Level if kernels.has_level(level))
 
 
 def level() -> Level:
     """The instruction set in use: the machine's fastest one, unless `set_level` changed it."""
-    return Level(module().level())
+    return Level(kernels.level())
 
 
 def set_level(wanted: Level) -> None:
     """Use an instruction set from now on, for tests and comparisons. Raises ValueError where the machine lacks it."""
-    if not module().set_level(wanted):
+    if not kernels.set_level(wanted):
         raise ValueError(f"this machine has no {wanted.name}; the best it has is {best_level().name}")

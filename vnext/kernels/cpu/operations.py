@@ -260,7 +260,7 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """As references.soft_cap, in place."""
     contracts.check_soft_cap(x, cap)
     dense = x.contiguous()
-    native.module().soft_cap(*dense.shape, cap, dense.data_ptr())
+    native.kernels.soft_cap(*dense.shape, cap, dense.data_ptr())
     return dense
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import KINDS, kernels
 from vnext.kernels.cpu.rows import address
 
 
@@ -16,7 +16,7 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
     """As recurrence.short_convolution."""
     channels, width = call.weight.shape
     result = x.new_zeros(x.shape[0], channels)
-    module().short_convolution(
+    kernels.short_convolution(
         KINDS[x.dtype], x.data_ptr(), x.stride(0), call.weight.data_ptr(), address(call.bias), call.pool.data_ptr(),
         call.pool.stride(0), channels, width, call.activation == "silu", call.gated, *_addresses(call.rows), x.shape[0],
         result.data_ptr(),
@@ -34,7 +34,7 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         queries_at, keys_at, values_at = (heads * width + shared, heads * width, 0)
     if call.by_head:
         queries_at, keys_at, values_at = (0, keys, 2 * keys)
-    module().recur(
+    kernels.recur(
         KINDS[x.dtype], x.data_ptr(), x.stride(0), queries_at, keys_at, values_at, address(call.steps), address(call.strengths),
         stride(call.steps), stride(call.strengths), address(call.gates), stride(call.gates), call.decay_logs.data_ptr(),
         address(call.step_bias), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),

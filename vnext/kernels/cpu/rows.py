@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from vnext.kernels.calls import RotaryWrite
-from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind, module
+from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind, kernels
 from vnext.kernels.mxint8 import head_dim_of
 
 
@@ -17,7 +17,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: f
     """x [T, H] divided by its root mean square over H, times weight [H] (plus an offset: weights stored less one)."""
     rows, width = x.shape
     normed = torch.empty((rows, width), dtype=x.dtype)
-    module().rms_norm(
+    kernels.rms_norm(
         kind_of(x, weight), x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), weight_offset, eps, rows, width,
         normed.data_ptr(), None,
     )  # fmt: skip
@@ -30,7 +30,7 @@ def add_rms_norm(
     """(rms_norm(x + residual), x + residual), each [T, H]."""
     rows, width = x.shape
     normed, total = torch.empty((rows, width), dtype=x.dtype), torch.empty((rows, width), dtype=x.dtype)
-    module().rms_norm(
+    kernels.rms_norm(
         kind_of(x, weight), x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(),
         weight_offset, eps, rows, width, normed.data_ptr(), total.data_ptr(),
     )  # fmt: skip
@@ -41,7 +41,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     """x [T, H] less its mean, divided by its deviation, times weight, plus bias, both float32 [H]."""
     rows, width = x.shape
     normed = torch.empty((rows, width), dtype=x.dtype)
-    module().layer_norm(
+    kernels.layer_norm(
         KINDS[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr(), eps, rows, width, normed.data_ptr()
     )
     return normed
@@ -52,7 +52,7 @@ def activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | 
     rows, width = x.shape
     result, slopes = torch.empty((rows, width), dtype=x.dtype), (address(above), address(below))
     given = x.data_ptr(), x.stride(0), rows, width, ACTIVATIONS[activation]
-    module().activate(KINDS[x.dtype], *given, *slopes, result.data_ptr())
+    kernels.activate(KINDS[x.dtype], *given, *slopes, result.data_ptr())
     return result
 
 
@@ -61,7 +61,7 @@ def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     rows, width = x.shape
     result = torch.empty((rows, width), dtype=x.dtype)
     given = x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)
-    module().gate_by(KINDS[x.dtype], *given, rows, width, gates.shape[1] < width, result.data_ptr())
+    kernels.gate_by(KINDS[x.dtype], *given, rows, width, gates.shape[1] < width, result.data_ptr())
     return result
 
 
@@ -69,7 +69,7 @@ def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with an activation of a gate, or "gelu"."""
     rows, width = x.shape[0], x.shape[1] // 2
     result = torch.empty((rows, width), dtype=x.dtype)
-    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, ACTIVATIONS[gate], result.data_ptr())
+    kernels.gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, ACTIVATIONS[gate], result.data_ptr())
     return result
 
 
@@ -95,7 +95,7 @@ def rotary_kv_write(joined: torch.Tensor, write: RotaryWrite, weight_offset: flo
     tokens = joined.shape[0]
     heads = joined.shape[1] // head_dim - 2 * kv_heads
     query = torch.empty((tokens, heads, head_dim), dtype=joined.dtype)
-    module().rotary_kv_write(
+    kernels.rotary_kv_write(
         kind_of(joined, query_norm), joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
         weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
         key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
@@ -108,7 +108,7 @@ def table_rows(table: torch.Tensor, ids: torch.Tensor, first: int = 0) -> torch.
     """[N, H]: rows `ids` int64 [N], counted from `first`, of table [V, H], dense, of any dtype; zeros outside it."""
     result = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype)
     row_bytes = table.shape[1] * table.element_size()
-    module().gather_rows(
+    kernels.gather_rows(
         table.data_ptr(), row_bytes, table.shape[0], ids.data_ptr(), ids.shape[0], first, result.data_ptr()
     )
     return result

@@ -14,16 +14,16 @@ import numpy as np
 
 from vnext.base.compiled import StaleModule
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
-from vnext.kernels.cpu.native import module
+from vnext.kernels.cpu.native import kernels
 
 TYPES = {"float": "float32", "int64_t": "int64"}
 
 
 def require_columns(wanted: Mapping[str, str]) -> None:
     """Raise StaleModule unless the compiled module takes these columns, names and dtypes, in this order."""
-    built = dict(reversed(column.split(" ")) for column in module().SAMPLE_COLUMNS.split(","))
+    built = dict(reversed(column.split(" ")) for column in kernels.SAMPLE_COLUMNS.split(","))
     if [*wanted.items()] != [(name, TYPES[kind]) for name, kind in built.items()]:
-        raise StaleModule(module(), f"have the sampling columns {', '.join(built)}, where Python has {', '.join(wanted)}")
+        raise StaleModule(kernels, f"have the sampling columns {', '.join(built)}, where Python has {', '.join(wanted)}")
 
 
 def pointers(arrays: Iterable[Array]) -> np.ndarray:
@@ -37,7 +37,7 @@ def mask_rows(logits: Array, words: np.ndarray) -> None:
     `words` int64[S]: addresses of masks uint32[V / 32, rounded up], the lowest bit first; 0 for a row without one.
     """
     rows, vocabulary = logits.shape
-    module().mask_rows(address(logits), strides_of(logits)[0], rows, vocabulary, words.ctypes.data)
+    kernels.mask_rows(address(logits), strides_of(logits)[0], rows, vocabulary, words.ctypes.data)
 
 
 def penalise_rows(
@@ -49,7 +49,7 @@ def penalise_rows(
     repetition, presence, frequency = map(address, rates)
     count, (_, vocabulary) = len(rows), logits.shape
     at = (address(rows), *(each.ctypes.data for each in addresses))
-    module().penalise_rows(address(logits), strides_of(logits)[0], vocabulary, count, *at, repetition, presence, frequency)
+    kernels.penalise_rows(address(logits), strides_of(logits)[0], vocabulary, count, *at, repetition, presence, frequency)
 
 
 def sample_rows(logits: Array, columns: Sequence[Array]) -> np.ndarray:
@@ -57,7 +57,7 @@ def sample_rows(logits: Array, columns: Sequence[Array]) -> np.ndarray:
     lowest id of the largest logit, or the first NaN."""
     rows, vocabulary = logits.shape
     tokens, table = np.empty(rows, dtype=np.int64), pointers(columns)
-    module().sample_rows(address(logits), strides_of(logits)[0], rows, vocabulary, table.ctypes.data, tokens.ctypes.data)
+    kernels.sample_rows(address(logits), strides_of(logits)[0], rows, vocabulary, table.ctypes.data, tokens.ctypes.data)
     return tokens
 
 
@@ -79,5 +79,5 @@ def report_rows(logits: Array, tokens: Array, count: int) -> Report:
         np.empty(rows, np.float32), np.empty(rows, np.int64), np.empty((rows, count), np.int64), np.empty((rows, count), np.float32)
     )
     at = address(tokens), count, *map(address, found)
-    module().report_rows(address(logits), strides_of(logits)[0], rows, vocabulary, *at)
+    kernels.report_rows(address(logits), strides_of(logits)[0], rows, vocabulary, *at)
     return found

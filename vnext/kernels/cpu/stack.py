@@ -14,7 +14,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, address_or_0
 from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, Kind, agree_on, agree_on_struct, module
+from vnext.kernels.cpu.native import KINDS, Kind, agree_on, agree_on_struct, kernels
 from vnext.kernels.cpu.packed import PackedExperts
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def run(
     angles, tokens, samples = step.angles, residual.shape[0], step.sample_at.shape[0]
     found = residual.new_empty((samples, stack.hidden))
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
-    module().run_stack(
+    kernels.run_stack(
         stack.kind, stack.norm_kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         *map(address_or_0, last_norm), step.plan.handle, tokens, stack.hidden, rotated, *numbers,

@@ -15,7 +15,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, address_or_0, strides_of
 from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import agree_on_struct, module
+from vnext.kernels.cpu.native import agree_on_struct, kernels
 from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, AuxStates, Caches, Stack, aux_numbers
 
@@ -220,16 +220,16 @@ def run(model: DescribedModel, step: DescribedStep) -> bool:
     """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
     `sample`, one with `hidden` not at all. False, with nothing done, where a position is beyond the angles. Raises what the
     functions of `ranks` raise."""
-    done: bool = module().run_step(model.address, step.address)
+    done: bool = kernels.run_step(model.address, step.address)
     return done
 
 
 def sample(model: DescribedModel, step: DescribedStep) -> None:
     """Apply the masks of the step that ran last; `step.tokens` takes what is sampled."""
-    module().sample_step(model.address, step.address)
+    kernels.sample_step(model.address, step.address)
 
 
 def logits(model: DescribedModel, hidden: np.ndarray, found: np.ndarray) -> None:
     """Those of normed states [S, hidden], dense and of the stack's dtype, into `found`: dense, float32 [S, all ranks' head rows].
     Raises as `run`."""
-    module().step_logits(model.address, hidden.ctypes.data, len(hidden), found.ctypes.data)
+    kernels.step_logits(model.address, hidden.ctypes.data, len(hidden), found.ctypes.data)

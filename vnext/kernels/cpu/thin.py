@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import KINDS, kernels
 from vnext.kernels.thin import ThinParts
 
 
@@ -24,10 +24,10 @@ def add_thin(
         len(lines),
     )  # fmt: skip
     if join is None:
-        module().add_thin(*given, None, True)
+        kernels.add_thin(*given, None, True)
         return product
     narrow = torch.empty(parts.narrow_count, dtype=torch.float32)
-    module().add_thin(*given, narrow.data_ptr(), False)
+    kernels.add_thin(*given, narrow.data_ptr(), False)
     narrow = join(narrow)
-    module().add_thin(*given, narrow.data_ptr(), True)
+    kernels.add_thin(*given, narrow.data_ptr(), True)
     return product

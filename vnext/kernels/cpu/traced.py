@@ -56,12 +56,12 @@ def traced(work: Callable[[], T], record: np.ndarray) -> tuple[T, np.ndarray, in
 def begin_tracing(record: np.ndarray) -> None:
     """Have every call from now on written into `record` (CALL[n]), which must live as long as the process where calls may run when
     it ends. Raises RuntimeError without compiled kernels."""
-    native.module().trace_operations(record.ctypes.data, len(record))
+    native.kernels.trace_operations(record.ctypes.data, len(record))
 
 
 def end_tracing(record: np.ndarray) -> tuple[np.ndarray, int]:
     """The calls since `begin_tracing` with this record, and how many more there were, as `traced` has them."""
-    module = native.module()
+    module = native.kernels
     count: int = module.traced_operations()
     module.trace_operations(None, 0)
     return record[:count], max(0, count - len(record))

@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from vnext.kernels.cpu.memory import ALIGNMENT, in_place_of
-from vnext.kernels.cpu.native import module
+from vnext.kernels.cpu.native import kernels
 from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint
@@ -106,7 +106,7 @@ class PackedFile:
         """All that the bits of a file depend on."""
         stats = {file.name: file.stat() for file in weight_files(self._checkpoint)}
         return json.dumps({
-            "format": FORMAT_VERSION, "kernels": module().BUILT_FROM.split()[0], "machine": platform.machine(),
+            "format": FORMAT_VERSION, "kernels": kernels.BUILT_FROM.split()[0], "machine": platform.machine(),
             "checkpoint": fingerprint(self._checkpoint),
             "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}, "part": dict(self._part),
         }, sort_keys=True)  # fmt: skip
