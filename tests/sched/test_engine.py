@@ -114,10 +114,10 @@ def test_a_plan_that_came_with_its_commit_ends_its_frame(goes_out: bool) -> None
 
 def test_a_source_that_is_off_is_not_asked_and_one_that_waits_bounds_the_wait():
     source = Resets(2, False)
-    source.is_on = False
     engine = begun(source)
-    assert turned(engine) == [] and source.asked == [] and engine.wait_ms(500) == 70
-    assert begun().wait_ms(500) is None
+    assert engine.wait_ms(500) == 70
+    source.is_on = False
+    assert turned(engine) == [] and source.asked == [] and engine.wait_ms(500) is None
 
 
 def test_an_event_that_breaks_the_engine_is_to_be_recorded():

@@ -34,8 +34,8 @@ def unchecked(state: State) -> None:
 class Source(Protocol):
     """A part of an engine that has events of its own. Every turn asks the sources that are on, in their order.
 
-    `is_on`: whether it has anything to do. `goes_out`: whether the event that it returned last is carried out before it is asked
-    again. `precedes`, `asks_behind`: whether `precede` and `ask` do anything.
+    `is_on`: whether it has anything to do, or to wait for. `goes_out`: whether the event that it returned last is carried out
+    before it is asked again. `precedes`, `asks_behind`: whether `precede` and `ask` do anything.
     """
 
     is_on: bool = True
@@ -181,5 +181,5 @@ class Engine:
         """How long to wait for news, None for no limit: at most `result_ms` while a step is in flight."""
         if self.state.in_flight:
             return result_ms
-        waits = (source.wait_ms(self.state) for source in self._sources)
+        waits = (source.wait_ms(self.state) for source in self._sources if source.is_on)
         return min((wait_ms for wait_ms in waits if wait_ms is not None), default=None)

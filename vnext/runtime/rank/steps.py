@@ -22,7 +22,7 @@ from vnext.runtime.batch.words import fed_words
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.protocol.stats import ExpertStats, LayerLoad
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in_group
+from vnext.runtime.transport.collectives.group import agreements, give_up_in_group
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import drafts_a_step
 from vnext.state.events import pack_tokens
@@ -171,7 +171,8 @@ class HostSteps:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
         if words and self._runner.routes.load is not None:
             done = done._replace(experts=expert_stats(self._runner.routes.load))
-        agree_in_group()
+        for agree in agreements:
+            agree()
         self._done.append(done)
 
     def is_there(self) -> bool:

@@ -43,7 +43,7 @@ ERRORS = ModelError, OSError, TypeError, ValueError, LookupError
 
 
 class RankWeights:
-    """What a rank does for operations. All methods belong to one thread."""
+    """What a rank does for operations. All methods belong to one thread. `is_busy`: `answers` has one to come."""
 
     def __init__(self, rank: int, world_size: int, runner: ModelRunner) -> None:
         self._rank, self._world_size, self._runner = rank, world_size, runner
@@ -51,22 +51,19 @@ class RankWeights:
         self._checking: tuple[int, Future[str]] | None = None
         self._answers: list[RankAnswer] = []
         self._checked: tuple[str, str] = "", ""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether `answers` has one to come."""
-        return self._checking is not None or bool(self._answers)
+        self.is_busy = False
 
     def answers(self) -> list[RankAnswer]:
         """The answers that there are since the last call."""
         if self._checking is not None and self._checking[1].done():
             (serial, future), self._checking = self._checking, None
             self._answer(serial, future.result)
-        found, self._answers = self._answers, []
+        found, self._answers, self.is_busy = self._answers, [], self._checking is not None
         return found
 
     def obey(self, command: AnyCommand) -> None:
         """Carry out a command, or begin to."""
+        self.is_busy = True
         match command:
             case CheckWeights():
                 self._reader = self._reader or ThreadPoolExecutor(1, "weights")

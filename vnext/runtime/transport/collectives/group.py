@@ -6,6 +6,7 @@ choose_collectives.py, which only ranks with a GPU import, the one for other ten
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 BESIDE_BYTES_MIN = 2 * 2**20  # not measured: above this a sum over NCCL alone takes longer than its second launch
 
 _joined: list[Group] = []
+agreements: list[Callable[[], None]] = []
+"""Each waits until every rank has computed the step, in groups that can give one up. Raises GaveUp if one has, and RankLost."""
 
 
 class StoreAddress(NamedTuple):
@@ -61,6 +64,8 @@ def join_group(
         store = meeting.torch_store("device", world_size)
         group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
     _joined.append(group)
+    if isinstance(group, SharedGroup):
+        agreements.append(group.agree)
     return Parallel(
         rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather,
         can_capture=group.can_capture, begin_all_reduce=getattr(group, "begin_all_reduce", None),
@@ -75,13 +80,6 @@ def require_whole_group() -> None:
         group.require_whole()
 
 
-def agree_in_group() -> None:
-    """Wait until every rank has computed the step, where they can give one up. Raises GaveUp if one has, and RankLost."""
-    for group in _joined:
-        if (agree := getattr(group, "agree", None)) is not None:
-            agree()
-
-
 def give_up_in_group(error: Exception) -> None:
     """This rank computes no more of the step that the others compute. Raises `error` if it cannot tell them."""
     for group in _joined:
@@ -93,5 +91,6 @@ def give_up_in_group(error: Exception) -> None:
 
 def leave_group() -> None:
     """End this process's group, if it joined one."""
+    agreements.clear()
     while _joined:
         _joined.pop().close()
