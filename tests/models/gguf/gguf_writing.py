@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 from hybrid_writing import hybrid_forms, hybrid_members
 
+from vnext.models.gguf.header import name_map
 from vnext.models.loading.checkpoint import open_checkpoint
-from vnext.models.loading.gguf_tensors import name_map
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import gguf
@@ -19,8 +18,9 @@ from model_helpers import Chunk, load_model
 
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
+from vnext.models.gguf.header import name_map
 from vnext.models.loading.checkpoint import open_checkpoint
-from vnext.models.loading.gguf_tensors import file_names, gguf_tensors, name_map
+from vnext.models.loading.gguf_tensors import Names, gguf_tensors
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.unread import unread
 
@@ -217,7 +217,8 @@ def test_rows_that_turn_are_pairs_of_heads(tmp_path: Path, monkeypatch: pytest.M
 def test_names_of_all_layers_follow_from_those_of_the_first() -> None:
     before = name_map("llama", 1).mapping
     for architecture in gguf.MODEL_ARCH_NAMES.values():
-        names = file_names(architecture, SimpleNamespace(layer_count=12))
+        first = {key: name for key, (_, name) in name_map(architecture, 1).mapping.items()}
+        names = Names(architecture, first, layer_count=12)
         whole = name_map(architecture, 12).mapping.items()
         known = {key: name for key, (_, name) in whole if architecture not in ("clip", "wavtokenizer-dec")}  # no text models
         assert {key: names.of(f"{key}.bias") for key in known} == {key: f"{name}.bias" for key, name in known.items()}

@@ -19,8 +19,9 @@ from gguf_writing import convert, vocabulary_of, write
 
 from perf import mutate_gguf
 from vnext.models.errors import ModelError
+from vnext.models.gguf import folder
 from vnext.models.gguf.config import config_of
-from vnext.models.gguf.folder import gguf_in
+from vnext.models.gguf.folder import gguf_in, linked_files, outline
 from vnext.models.gguf.header import ALIGNMENT, SIZE_BYTES_MAX, Header, Tensor, read_header
 from vnext.models.gguf.members import STRETCHES
 from vnext.models.loading.overlay import gguf_folder
@@ -65,13 +66,48 @@ def test_without_texts_the_rest_is_the_same(file: Path) -> None:
 
 
 def test_a_file_is_read_once_until_it_changes(file: Path) -> None:
-    first = read_header(file, has_texts=False)
-    assert read_header(file, has_texts=False) is first
+    first = outline(file)
+    assert outline(file) is first
     file.write_bytes(file.read_bytes() + b"more")
-    assert read_header(file, has_texts=False) == first and read_header(file, has_texts=False) is not first
+    assert outline(file) == first and outline(file) is not first
     file.write_bytes(b"")
     with pytest.raises(ModelError, match="no GGUF file"):
-        read_header(file, has_texts=False)
+        outline(file)
+
+
+def no_header(file: Path, has_texts: bool) -> Header:
+    raise AssertionError(f"{file} is read anew")
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Path:
+    """That to a file in the folder that shows it."""
+    vocabulary = vocabulary_of(json.loads((DEMO_MODEL / "tokenizer.json").read_text()), "gpt-2")
+    convert(DEMO_MODEL, tmp_path / "model.gguf", vocabulary)
+    (found,) = linked_files(gguf_folder(tmp_path / "model.gguf", tmp_path / "folders"))
+    return found
+
+
+def test_a_start_passes_over_no_vocabulary(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = outline(link.resolve())
+    monkeypatch.setattr("vnext.models.gguf.folder.read_header", no_header)
+    assert outline(link) == whole and whole.names and whole.tensors == read_header(link).tensors
+
+
+def test_an_outline_that_is_damaged_or_of_another_file_is_not_read(link: Path) -> None:
+    file, kept = link.resolve(), next(link.parent.glob("*.outline.json"))
+    right, data, rng = outline(file), kept.read_bytes(), random.Random(3)
+    places = [rng.randrange(len(data)) for _ in range(40)]
+    for broken in (b"", b"{}", data[:-9], *(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in places)):
+        kept.write_bytes(broken)
+        folder._outline.cache_clear()
+        assert outline(link) == right
+    kept.write_bytes(data)
+    moved = bytearray(file.read_bytes())
+    at = moved.index(b"token_embd.weight")
+    moved[at : at + 5] = b"taken"
+    file.write_bytes(moved)
+    assert "taken_embd.weight" in outline(link).tensors, "a file of the same size, changed since"
 
 
 @pytest.mark.parametrize("has_texts", [True, False])

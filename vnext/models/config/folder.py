@@ -16,8 +16,7 @@ from types import MappingProxyType
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.config.json_keys import Json, read_json, read_optional_json, shown
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import SUFFIX, linked_files
-from vnext.models.gguf.header import read_header as gguf_header
+from vnext.models.gguf.folder import SUFFIX, linked_files, outline
 from vnext.models.outside import PREFIX, writers
 from vnext.models.registry import MODEL_TYPES, computed_as, require_family, whole_name
 
@@ -137,7 +136,7 @@ def read_header(file: Path) -> bytes:
     """The JSON header of a safetensors file, or the header of a GGUF file, checked against the file's size. Raises ModelError."""
     if file.suffix == SUFFIX:
         with file.open("rb") as stream:
-            return stream.read(gguf_header(file, has_texts=False).size_bytes)
+            return stream.read(outline(file).size_bytes)
     broken = ModelError(f"{file} is truncated or corrupt; download the model again")
     try:
         with file.open("rb") as stream:

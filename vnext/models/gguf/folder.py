@@ -1,23 +1,55 @@
 """The folder of a GGUF file: a checkpoint's folder whose JSON files follow from the metadata, and whose weights are the file.
 
-Everything that reads a checkpoint reads this folder. loading/overlay.py makes it.
+Everything that reads a checkpoint reads this folder. loading/overlay.py makes it. Beside the link to each file lies its outline: to
+pass over a vocabulary of 262,144 takes as long as to import numpy, and a start asks in several processes where the tensors are.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from array import array
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
+from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
-from vnext.models.gguf.header import Header, read_header
+from vnext.models.gguf.header import Header, Tensor, library_folder, name_map, read_header
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 4
+FORM = 5
 """Of the JSON files: another number makes all folders anew."""
+FILES_KEPT = 64
+"""Files whose outlines a process keeps: a large model is split into so many."""
+SLOPES = ("alpha_p", "alpha_n")
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What a load needs of a GGUF file beside its tensors. `names`: of the tensors of the first layer and of those of none, by the
+    package's names of modules. `slopes`: what Apertus's activation learned, which stands among the metadata."""
+
+    architecture: str
+    size_bytes: int
+    tensors: dict[str, Tensor]
+    names: dict[str, str]
+    slopes: dict[str, list[float]]
+
+
+class _Kept(msgspec.Struct):
+    """An outline as JSON, its digest, and what it was made of."""
+
+    outline: str
+    digest: str
+    sources: list[tuple[int, int]]
+
+
+_kept_decoder, _outline_decoder = msgspec.json.Decoder(_Kept), msgspec.json.Decoder(Outline)
 
 
 def linked_files(folder: Path) -> list[Path]:
@@ -61,7 +93,56 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
         "generation_config.json": generation,
         "tokenizer.json": vocabulary.json(),
         "tokenizer_config.json": vocabulary.settings(),
+        **{_beside(LINK.format(number)): _written(each) for number, each in enumerate(files, 1)},
     }
+
+
+def outline(file: Path) -> Outline:
+    """That of a GGUF file, as it is now. Raises ModelError."""
+    return _outline(file, file_state(file))
+
+
+@lru_cache(maxsize=FILES_KEPT)
+def _outline(file: Path, _state: tuple[int, ...]) -> Outline:
+    try:
+        kept = _kept_decoder.decode(file.with_name(_beside(file.name)).read_bytes())
+        if kept.sources == _sources(file) and kept.digest == _digest(kept.outline):
+            return _outline_decoder.decode(kept.outline)
+    except (OSError, ValueError):
+        pass  # none is there, or a damaged one
+    return _read(file)
+
+
+def _read(file: Path) -> Outline:
+    header = read_header(file, has_texts=False)
+    architecture = str(header.metadata.get("general.architecture"))
+    try:
+        names = {key: name for key, (_, name) in name_map(architecture, 1).mapping.items()}
+    except StopIteration:  # an architecture that the package does not know
+        names = {}
+    learned = {name: found for name in SLOPES if isinstance(found := header.metadata.get(f"xielu.{name}"), array)}
+    slopes = {name: [float(each) for each in found] for name, found in learned.items()}
+    return Outline(architecture, header.size_bytes, header.tensors, names, slopes)
+
+
+def _written(file: Path) -> dict[str, object]:
+    text = msgspec.json.encode(_read(file)).decode()
+    return {"outline": text, "digest": _digest(text), "sources": _sources(file)}
+
+
+def _beside(name: str) -> str:
+    return f"{name}.outline.json"
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _sources(file: Path) -> list[tuple[int, int]]:
+    """What tells the file, and the package's modules that say what is in it, from others. Raises OSError."""
+    library = library_folder()
+    found = [each.stat() for each in (file, library / "constants.py", library / "tensor_mapping.py")]
+    return [(each.st_size, each.st_mtime_ns) for each in found]
 
 
 def _stretches(file: Path, header: Header) -> dict[str, tuple[float, ...]]:

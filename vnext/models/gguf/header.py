@@ -11,16 +11,18 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from gguf.tensor_mapping import TensorNameMap
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -32,8 +34,6 @@ LEAST_ENTRY_BYTES = 12
 SIZE_BYTES_MAX = 2**26
 """Of a header: that of the largest vocabularies has a tenth. A file of gigabytes may say that all of them are one text."""
 ALIGNMENT = "general.alignment"
-FILES_KEPT = 64
-"""Files whose headers are kept: a large model is split into so many."""
 LIBRARY = "vnext_gguf"
 """The name of what `library` imports from."""
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
@@ -122,16 +122,6 @@ class _Cursor:
 def read_header(file: Path, has_texts: bool = True) -> Header:
     """The header of a GGUF file. Without `has_texts` the lists of texts are empty, which are most of it. Raises ModelError, one
     sentence."""
-    return _read_header(file) if has_texts else _rest_of_header(file, file_state(file))
-
-
-@lru_cache(maxsize=FILES_KEPT)
-def _rest_of_header(file: Path, _state: tuple[int, ...]) -> Header:
-    """A start asks for it several times, and to pass over a vocabulary takes as long as to import numpy."""
-    return _read_header(file, has_texts=False)
-
-
-def _read_header(file: Path, has_texts: bool = True) -> Header:
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data, has_texts), len(data))
@@ -194,13 +184,26 @@ def sizes() -> dict[int, tuple[str, int, int]]:
     return {int(kind): (kind.name, *size) for kind, size in library("constants").GGML_QUANT_SIZES.items()}
 
 
+def name_map(architecture: str, layer_count: int) -> TensorNameMap:
+    """The package's map of tensors' names, as a class of its own: an architecture's names of blocks are written into the class."""
+    number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
+    shared = library("tensor_mapping").TensorNameMap
+    own: type[TensorNameMap] = type("NameMap", (shared,), {"block_mappings_cfg": dict(shared.block_mappings_cfg)})
+    return own(number, layer_count)
+
+
 @cache
 def library(name: str) -> ModuleType:
     """A module of the package of ggml's authors: `constants`, types and architectures, or `tensor_mapping`, names of tensors. Not
     by way of the package, which also imports what writes files: that takes longer than a small model's load."""
     if LIBRARY not in sys.modules:
-        found = find_spec("gguf")
-        assert found is not None, "a requirement of this package"
         sys.modules[LIBRARY] = package = ModuleType(LIBRARY)
-        package.__path__ = list(found.submodule_search_locations or ())
+        package.__path__ = [str(library_folder())]
     return import_module(f"{LIBRARY}.{name}")
+
+
+def library_folder() -> Path:
+    """Where the package's modules are."""
+    found = find_spec("gguf")
+    assert found is not None and found.origin is not None, "a requirement of this package"
+    return Path(found.origin).parent

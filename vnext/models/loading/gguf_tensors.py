@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import mmap
 import re
-from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vnext.kernels.format import GGUF_BLOCKS, format_of
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import linked_files
-from vnext.models.gguf.header import Tensor, library, read_header, sizes
+from vnext.models.gguf.folder import linked_files, outline
+from vnext.models.gguf.header import Tensor, sizes
 from vnext.models.gguf.members import BY_LENGTH, STRETCHES
 from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
-
-if TYPE_CHECKING:
-    from gguf.tensor_mapping import TensorNameMap
 
 PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
@@ -55,7 +51,7 @@ OTHERWISE = (
 """Parts of names, and what stands for them in the table where that does not know the name."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 EXPERT = re.compile(r"(.*\.(?:experts|altup(?:_unembed)?_projections))\.(\d+)\.(.*)")
-SLOPES, FLOAT_BYTES = ("alpha_p", "alpha_n"), 4
+FLOAT_BYTES = 4
 Stored = tuple[Path, mmap.mmap, Tensor]
 
 
@@ -121,13 +117,14 @@ def unread_gguf(folder: Path) -> list[str]:
 
 
 class _Opened(NamedTuple):
-    """llama.cpp's name of a model's architecture, and the tensors of its files."""
+    """llama.cpp's name of a model's architecture, its table of names, and the tensors of its files."""
 
     architecture: str
+    names: Mapping[str, str]
     stored: dict[str, Stored]
 
 
-class _Names(NamedTuple):
+class Names(NamedTuple):
     """llama.cpp's name of an architecture, its table of tensors' names for the first layer, and how many layers there are."""
 
     architecture: str
@@ -153,7 +150,7 @@ class _Names(NamedTuple):
 
 def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     config, stored = load_config(folder), opened.stored
-    names = file_names(opened.architecture, config)
+    names = Names(opened.architecture, opened.names, config.layer_count)
     recording = Recording(lambda name: _place(name, names)[0] in stored)
     family(config.architecture).assemble(recording, config)
     tied = recording.heads if config.tie_embeddings else set()
@@ -161,44 +158,30 @@ def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def file_names(architecture: str, config: ModelConfig) -> _Names:
-    """The names of tensors in files of a model by llama.cpp's name of its architecture."""
-    first = name_map(architecture, 1).mapping
-    return _Names(architecture, {key: name for key, (_, name) in first.items()}, config.layer_count)
-
-
-def name_map(architecture: str, layer_count: int) -> TensorNameMap:
-    """The package's map of tensors' names, as a class of its own: an architecture's names of blocks are written into the class."""
-    number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
-    shared = library("tensor_mapping").TensorNameMap
-    own: type[TensorNameMap] = type("NameMap", (shared,), {"block_mappings_cfg": dict(shared.block_mappings_cfg)})
-    return own(number, layer_count)
-
-
 def _opened(folder: Path) -> _Opened:
     files = linked_files(folder)
-    headers = [read_header(file, has_texts=False) for file in files]
+    outlines = [outline(file) for file in files]
     stored: dict[str, Stored] = {}
-    for file, header in zip(files, headers):
+    for file, each in zip(files, outlines):
         mapping = mapped(file)
-        stored |= {name: (file, mapping, tensor) for name, tensor in header.tensors.items()}
-    return _Opened(str(headers[0].metadata["general.architecture"]), stored | _slopes(files[0], headers[0].metadata))
+        stored |= {name: (file, mapping, tensor) for name, tensor in each.tensors.items()}
+    first = outlines[0]
+    return _Opened(first.architecture, first.names, stored | _slopes(files[0], first.slopes))
 
 
-def _slopes(file: Path, metadata: Mapping[str, object]) -> dict[str, Stored]:
-    """What Apertus's activation learned, of each layer, which stands among the metadata, as tensors."""
+def _slopes(file: Path, slopes: Mapping[str, Sequence[float]]) -> dict[str, Stored]:
+    """What Apertus's activation learned, of each layer, as tensors."""
     found: dict[str, Stored] = {}
-    for name in SLOPES:
-        if isinstance(numbers := metadata.get(f"xielu.{name}"), array):
-            data = np.array(numbers, np.float32).tobytes()
-            mapping = mmap.mmap(-1, len(data) or 1)
-            mapping.write(data)
-            for layer, start in enumerate(range(0, len(data), FLOAT_BYTES)):
-                found[f"blk.{layer}.{name}"] = file, mapping, Tensor("F32", (1,), start, start + FLOAT_BYTES)
+    for name, numbers in slopes.items():
+        data = np.array(numbers, np.float32).tobytes()
+        mapping = mmap.mmap(-1, len(data) or 1)
+        mapping.write(data)
+        for layer, start in enumerate(range(0, len(data), FLOAT_BYTES)):
+            found[f"blk.{layer}.{name}"] = file, mapping, Tensor("F32", (1,), start, start + FLOAT_BYTES)
     return found
 
 
-def _place(name: str, names: _Names) -> tuple[str, int | None]:
+def _place(name: str, names: Names) -> tuple[str, int | None]:
     """The file's name of a tensor, and the expert whose part of it this is."""
     if (slope := name.rpartition(".mlp.act_fn."))[1] and (layer := LAYER.search(slope[0] + ".")):
         return f"blk.{layer[0]}.{slope[2]}", None
@@ -206,7 +189,7 @@ def _place(name: str, names: _Names) -> tuple[str, int | None]:
     return (names.of(f"{match[1]}.{match[3]}"), int(match[2])) if match else (names.of(name), None)
 
 
-def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: ModelConfig) -> Quantised | None:
+def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelConfig) -> Quantised | None:
     place, expert = _place(name, names)
     if place not in stored:
         return None
@@ -241,7 +224,7 @@ def _block(type_: str) -> int:
     return next(count for name, count, _ in sizes().values() if name == type_)
 
 
-def _orders(part: str, count: int, names: _Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _orders(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
     heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
     if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]
