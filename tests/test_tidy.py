@@ -71,7 +71,7 @@ ARROWS = {
         "models/*", "models/config", "models/families/*", "models/families/experts", "models/families/hybrids", "models/layers",
         "kernels/arrays",
     },
-    "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls", "kernels/arrays"},
+    "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},
     "text/structured": {"text/*", "state/params", "runtime/protocol"},

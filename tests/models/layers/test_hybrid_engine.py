@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 import transformers
 from engine_here import engines_here
 from family_cases import BASE, VOCAB_SIZE
+from heads.saved import random_head
 from hybrids import load_oracle, save_hybrid
 
 from vnext import LLM, SamplingParams
@@ -25,6 +26,7 @@ from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.processes.launch import StartFailed
 from vnext.runtime.protocol.settings import ModelSettings, RankSettings, SettingsError
+from vnext.runtime.rank.heads import load_head
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.together import require_model
@@ -39,13 +41,20 @@ from vnext.state.reduce import reduce, start
 
 BLOCK_SIZE, TOKEN_COUNT = 4, 12
 LENGTHS = (5, 61, 150, 30, 61)
+USUAL: dict[str, Any] = dict(
+    rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path="", device="cpu", threads=1, block_size=4, kv_cache_bytes=0
+)
 
 
 class Engine:
     """State, scheduler, persistent batch and model in one thread."""
 
-    def __init__(self, path: Path, draft: Path | None = None, **changes: object) -> None:
+    def __init__(self, path: Path, draft: Path | None = None, head: str | None = None, **changes: object) -> None:
+        """`draft`: a model that drafts. `head`: the folder of a head that does, "" for the checkpoint's own layer."""
         self.runner = ModelRunner(path, ModelSettings(dtype="float32"), "cpu", alone())
+        if head is not None:
+            settings = RankSettings(**USUAL, draft_method="eagle3" if head else "mtp", draft_path=head)
+            self.runner.head = load_head(settings, self.runner)
         self.runner.draft = draft and ModelRunner(draft, ModelSettings(dtype="float32"), "cpu", alone())
         windows = kv_groups(self.runner.config).windows
         bounds = dict(
@@ -107,12 +116,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path: Path = tmp_path_factory.mktemp("hybrid") / request.param
     save_hybrid(path, request.param)
     return path
-
-
-NOT_BESIDE: dict[str, dict[str, object]] = {
-    "--pipeline-parallel-size": {"pipeline_parallel_size": 2},
-    "--speculative-config with method mtp": {"draft_method": "mtp"},
-}
 
 
 def prompts() -> list[list[int]]:
@@ -234,24 +237,22 @@ def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, plain:
 
 
 def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path) -> None:
-    config, usual = load_config(saved), dict(rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path="")
-    usual |= dict(device="cpu", threads=1, block_size=4, kv_cache_bytes=0)
-    for name, option in NOT_BESIDE.items():
-        with pytest.raises(SettingsError, match=f"{name} does not serve models with recurrent layers so far"):
-            require_model(RankSettings(**usual, **option), config, "cpu")
-    require_model(RankSettings(**usual), config, "cpu")
+    config, said = load_config(saved), "--pipeline-parallel-size does not serve models with recurrent layers so far"
+    with pytest.raises(SettingsError, match=said):
+        require_model(RankSettings(**USUAL, pipeline_parallel_size=2), config, "cpu")
+    require_model(RankSettings(**USUAL), config, "cpu")
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
+    ("said", "option"),
     [
-        ("--pipeline-parallel-size", {"pipeline_parallel_size": 2}),
-        ("--speculative-config with method mtp", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}),
+        ("--pipeline-parallel-size does not serve models with recurrent layers so far", {"pipeline_parallel_size": 2}),
+        ("has no layers for multi-token prediction", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}),
     ],
 )
-def test_an_engine_says_so(tmp_path: Path, name: str, option: dict[str, object]) -> None:
+def test_an_engine_says_so(tmp_path: Path, said: str, option: dict[str, object]) -> None:
     save_hybrid(tmp_path, "lfm2")
-    with pytest.raises(StartFailed, match=f"{name} does not serve models with recurrent layers so far"):
+    with pytest.raises(StartFailed, match=said):
         LLM(str(tmp_path), threads=1, log="off", **option)
 
 
@@ -318,5 +319,18 @@ def test_tokens_do_not_depend_on_drafts(saved: Path, undrafted: list[list[int]],
 
 def test_a_draft_model_drafts_for_one(saved: Path, dense: Path, undrafted: list[list[int]]) -> None:
     found = talks(saved, "draft_model", draft=dense)
+    assert found.answers == undrafted
+    assert found.drafted > found.kept
+
+
+def test_an_eagle_head_drafts_for_one(saved: Path, undrafted: list[list[int]], tmp_path: Path) -> None:
+    """It reads what recurrent layers get, too. None drafts for a model with windows."""
+    config = load_config(saved)
+    head = random_head(tmp_path / "head", vocab=config.vocab_size, known=config.vocab_size - 9, layers=(0, 2, 3))
+    if any(kv_groups(config).windows):
+        with pytest.raises(SettingsError, match="the model has attention windows: take another method"):
+            talks(saved, "eagle3", head=str(head))
+        return
+    found = talks(saved, "eagle3", head=str(head))
     assert found.answers == undrafted
     assert found.drafted > found.kept

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's keys and values, then reads the contexts."""
+    qkv, layer, gates, step = projected(layer, cache, x, step)
+    return attend(qkv, layer, cache, step, gates)
+
+
+def projected(
+    layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step
+) -> tuple[torch.Tensor, Attention, torch.Tensor | None, Step]:
+    """The queries, keys and values of x [T, hidden] as `attend` takes them, with the layer and the step for what is left to do of
+    them, and the gates, None without."""
     qkv = step.operations.linear(x, layer.qkv.weight, layer.qkv.bias)
     form = step.config.form
     gates = None
@@ -36,7 +45,7 @@ def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) 
     if layer.v_norm is not None:
         values = qkv[:, -cache[0].shape[1] * step.config.head_dim :]
         values.copy_(by_head(values, layer.v_norm, step))
-    return attend(qkv, layer, cache, step, gates)
+    return qkv, layer, gates, step
 
 
 def reading_attention(layer: ReadingAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -283,7 +283,14 @@ def attend(
 ) -> torch.Tensor:
     """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]. `gates`: what heads
     give is multiplied by their sigmoid."""
-    seen = read(written(qkv, layer, cache, step), cache, step, layer.sinks)
+    return read_and_join(written(qkv, layer, cache, step), layer, cache, step, gates)
+
+
+def read_and_join(
+    query: torch.Tensor, layer: Attention, cache: LayerCache, step: Step, gates: torch.Tensor | None
+) -> torch.Tensor:
+    """What queries [T, heads, head_dim] see of the contexts, their heads joined -> [T, hidden]. `gates` as in `attend`."""
+    seen = read(query, cache, step, layer.sinks)
     return row(seen if gates is None else step.operations.gate_by(seen, gates), layer.output, step)
 
 

@@ -80,7 +80,7 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     if reason := why_no_layer(target):
         raise SettingsError(f"speculative_config asks for method mtp, and {reason}: take another method")
     require_same_drafts(settings, target)
-    config, layer = replace(target.config, layer_count=1), mtp(target.config.architecture)
+    config, layer = replace(target.config, layer_count=1, recurrent=None), mtp(target.config.architecture)
     assert layer is not None, "the configuration has such layers"
     params = load_params(
         target.path, config, alone(), torch_dtype(target.dtype), target.device,
@@ -99,5 +99,6 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
 def why_no_layer(target: ModelRunner) -> str:
     """Why the model's checkpoint has no layer that drafts for it; "" where it has."""
     if not target.config.mtp_layers:
-        return f"the model in {target.path} has no layers for multi-token prediction that vnext reads (MiMo-7B and DeepSeek 3 have)"
+        known = "MiMo-7B, DeepSeek 3 and Qwen 3.5 have"
+        return f"the model in {target.path} has no layers for multi-token prediction that vnext reads ({known})"
     return "the model has attention windows" if any(kv_groups(target.config).windows) else ""

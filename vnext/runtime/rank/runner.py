@@ -334,14 +334,14 @@ class ModelRunner:
         if self.stage is not None:
             return self.stage.run(inputs)
         states, head = self.cache.states, self.head
+        if head is not None:
+            inputs = inputs._replace(forward=head.with_room(inputs.forward))
         if states is not None:
             inputs = states.begin(inputs)
-        elif head is not None:
-            inputs = inputs._replace(forward=head.with_room(inputs.forward))
         outputs = self.cache.run(inputs) or self.run_by_parts(inputs)
         if states is not None:
             states.end(inputs.copies)
-        elif head is not None:
+        if head is not None:
             head.keep(inputs.forward)
         return outputs
 

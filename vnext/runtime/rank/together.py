@@ -44,7 +44,6 @@ def require_model(settings: RankSettings, config: ModelConfig, device: str) -> N
     others = {
         "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
         "--speculative-config": bool(settings.draft_method) and config.encoder is not None,
-        f"--speculative-config with method {settings.draft_method}": settings.draft_method in HEADS and bool(config.recurrent),
     }  # fmt: skip
     for option, is_given in others.items():
         if served and is_given:

@@ -12,10 +12,16 @@ from vnext.models.config.expert_keys import checked, dense_layers
 from vnext.models.config.json_keys import Json, flag, positive, refuse, required, usual
 from vnext.models.config.mamba_config import linear_layers, shared, width_of
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
+from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, attention, shifted_norm
-from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, assemble_layer
+from vnext.models.layers.layers import Attention
+from vnext.models.layers.mtp_layer import MtpParams, combine_mtp, forward_mtp
 from vnext.models.layers.recurrent import assemble_delta_net
+from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import Axis, Layout, matrix, shared_axes
+
+__all__ = ["WEIGHT_AXES", "assemble", "assemble_mtp", "combine_mtp", "forward_mtp", "parse"]
 
 KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
@@ -33,6 +39,8 @@ WEIGHT_AXES = MappingProxyType(
         "linear_attn": Layout((Axis.STATE_HEADS,)),
         "linear_attn.norm": Layout((Axis.STATE_HEAD_DIM,)),
         "linear_attn.out_proj": matrix(Axis.HIDDEN, VALUES),
+        **dict.fromkeys(("pre_fc_norm_embedding", "pre_fc_norm_hidden"), Layout((Axis.HIDDEN,))),
+        "fc": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
     }
 )
 DEFAULTS = usual(
@@ -64,7 +72,10 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "attn_output_gate", unless=(True,))
     form = DecoderForm(is_gated=True)
     experts = shared_experts(raw, dense_layers(raw) if is_next else ()) if has_experts else None
-    return common_config(raw, generation, partial=True, recurrent=delta_nets(raw), form=form, experts=experts)
+    drafting = raw.get("num_nextn_predict_layers", 1) if is_next else raw.get("mtp_num_hidden_layers")
+    layers = positive({"mtp_num_hidden_layers": drafting}, "mtp_num_hidden_layers") if drafting else 0
+    own = {"recurrent": delta_nets(raw), "form": form, "experts": experts, "mtp_layers": layers}
+    return common_config(raw, generation, partial=True, **own)
 
 
 def shared_experts(raw: Json, dense: tuple[int, ...]) -> Experts:
@@ -97,21 +108,45 @@ def delta_nets(raw: Json) -> Recurrent:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters, wherever this checkpoint keeps its language part."""
-    bias = config.attention_bias
     assert config.recurrent is not None
     nets = config.recurrent.layers
 
     def mixing(prefix: str, index: int) -> Mixing:
-        if index in nets:
-            return assemble_delta_net(source, prefix + "linear_attn.")
-        query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
-        return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
+        return assemble_delta_net(source, prefix + "linear_attn.") if index in nets else normed_attention(source, config, prefix)
 
-    root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (mixing(prefix, index), any_mlp(source, config, prefix, index, NAMES)),
-        Names(root=root),
+        Names(root=root_of(source)),
         shifted_norm,
+    )
+
+
+def root_of(source: Source) -> str:
+    """Where a checkpoint keeps its language part."""
+    return next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
+
+
+def normed_attention(source: Source, config: ModelConfig, prefix: str) -> Attention:
+    """That of the layer at `prefix`, with its norms over heads."""
+    bias = config.attention_bias
+    query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
+    return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
+
+
+def assemble_mtp(source: Source, config: ModelConfig) -> MtpParams:
+    """The parameters of the first layer that drafts: all of them attend. Raises ModelError."""
+    if "mtp.fc.weight" not in source:
+        raise ModelError("the checkpoint has no tensors mtp.*, which method mtp needs: take another method")
+    here = "mtp.layers.0."
+    parts = normed_attention(source, config, here), any_mlp(source, config, here, config.layer_count, NAMES)
+    return MtpParams(
+        last_norm=shifted_norm(source, root_of(source) + "norm"),
+        embedding_norm=shifted_norm(source, "mtp.pre_fc_norm_embedding"),
+        state_norm=shifted_norm(source, "mtp.pre_fc_norm_hidden"),
+        project=source.packed(("mtp.fc.weight",)),
+        layer=assemble_layer(source, here, Names(), parts, shifted_norm),
+        norm=shifted_norm(source, "mtp.norm"),
+        frequencies=source.place(inverse_frequencies(config.rope, config.turning_dim)),
     )

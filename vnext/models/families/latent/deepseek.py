@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vnext.kernels.arrays import Array
-from vnext.kernels.calls import AttentionStep, Router
+from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, dense_kinds, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
@@ -19,23 +17,14 @@ from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, 
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, rms_norm
-from vnext.models.layers.batch import host_batch
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
-from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.latent import LatentAttention, assemble_attention, attended, latent_axes as WEIGHT_AXES, written
-from vnext.models.layers.layers import GatedMlp, SparseMlp, Step, add_and_norm, mlp, norm_of, operations
-from vnext.models.layers.rope import inverse_frequencies, rotary_angles
-from vnext.models.layers.sharding import alone
+from vnext.models.layers.latent import LatentAttention, assemble_attention, latent_axes as WEIGHT_AXES
+from vnext.models.layers.layers import GatedMlp, SparseMlp
+from vnext.models.layers.mtp_layer import MtpParams, combine_mtp, forward_mtp
+from vnext.models.layers.rope import inverse_frequencies
 
-if TYPE_CHECKING:
-    import torch
-
-    from vnext.models.layers.head_layer import HeadBatch
-
-__all__ = [
-    "WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse",
-]  # fmt: skip
+__all__ = ["WEIGHT_AXES", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse"]
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
 MISTRAL, MINICPM = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM"
@@ -151,19 +140,6 @@ def growth_of(raw: Json) -> tuple[float, int, int] | None:
     return number(scaling, "llama_4_scaling_beta"), positive(scaling, "original_max_position_embeddings"), 0
 
 
-class MtpParams(NamedTuple):
-    """The layer that drafts. `project` packed [hidden, 2 * hidden]: first the embedding, then the state, which both are normed; the
-    model's states by `last_norm` before. `norm` follows the layer."""
-
-    last_norm: Array
-    embedding_norm: Array
-    state_norm: Array
-    project: Any
-    layer: LayerParams
-    norm: Array
-    frequencies: Array
-
-
 def assemble(source: Source, config: ModelConfig) -> Params:
     return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index))
 
@@ -192,36 +168,3 @@ def assemble_mtp(source: Source, config: ModelConfig) -> MtpParams:
         norm=rms_norm(source, here + "shared_head.norm"),
         frequencies=source.place(inverse_frequencies(config.rope, config.turning_dim)),
     )
-
-
-def combine_mtp(params: MtpParams, states: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """The model's states [T, 1, hidden], normed."""
-    found: torch.Tensor = operations(states.device.type).rms_norm(states.flatten(1), params.last_norm, config.rms_norm_eps)
-    return found
-
-
-def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write the tokens' rows, and of those at sample_at give (normed hidden states, states for the next), [S, hidden] each, which
-    are the same."""
-    chosen, rows, layer, eps = operations(batch.states.device.type), batch.rows, params.layer, config.rms_norm_eps
-    joined = batch.states.new_empty((batch.states.shape[0], 2 * config.hidden_size))
-    joined[:, : config.hidden_size] = chosen.rms_norm(batch.embeddings, params.embedding_norm, eps)
-    joined[:, config.hidden_size :] = chosen.rms_norm(batch.states, params.state_norm, eps)
-    hidden = chosen.linear(joined, params.project, None)
-    angles = rotary_angles(rows.positions, params.frequencies, config.rope)
-    assert isinstance(layer.attention, LatentAttention) and layer.mlp is not None and config.query_scale is not None
-    step = Step(chosen, config, alone(), rows.slots, None, *angles, config.query_scale, 0)
-    query, selection = written(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
-    residual = hidden.index_select(0, rows.sample_at)
-    if not len(rows.sample_at):
-        return residual, residual
-    prepared = rows.attention.metadata[0] if rows.attention is not None else None
-    metadata = prepared or chosen.attention_metadata(AttentionStep(*host_batch(rows), rows.block_table, 1, 1))
-    step = step._replace(metadata=metadata)
-    if selection is not None:
-        asking, weights = (each.index_select(0, rows.sample_at) for each in (selection.query, selection.weights))
-        selection = selection._replace(query=asking, weights=weights)
-    mixed = attended(layer.attention, kv[0], query.index_select(0, rows.sample_at), step, selection=selection)
-    normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
-    drafted, _ = add_and_norm(mlp(layer.mlp, normed, step), residual, params.norm, step)
-    return drafted, drafted

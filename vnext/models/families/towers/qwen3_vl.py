@@ -15,6 +15,7 @@ from vnext.models.config.tower_config import Tower, parse_deep_grid
 from vnext.models.families import qwen2
 from vnext.models.families.experts import qwen3_moe
 from vnext.models.families.hybrids import qwen3_5
+from vnext.models.families.hybrids.qwen3_5 import assemble_mtp, combine_mtp, forward_mtp
 from vnext.models.families.towers.llava_onevision import present
 from vnext.models.families.towers.qwen2_5_vl import ROOTS, TOWERS
 from vnext.models.families.towers.siglip import tower_config
@@ -27,7 +28,10 @@ from vnext.models.layers.tower import Passing, TowerLayer, TowerParams
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
+__all__ = [
+    "WEIGHT_AXES", "assemble", "assemble_mtp", "assemble_tower", "combine_mtp", "forward", "forward_mtp", "logits", "parse",
+    "project", "tower_config",
+]  # fmt: skip
 
 NEWER_TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
 EXPERTS = "Qwen3VLMoeForConditionalGeneration"
