@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -41,6 +44,21 @@ def listens(port: int, context: ssl.SSLContext) -> bool:
     except OSError:
         return False
     return True
+
+
+IMPORT = """
+import ssl
+from vnext.server.tls import without_certificates
+with without_certificates():
+    from aiohttp import connector
+made = connector._SSL_CONTEXT_VERIFIED, connector._SSL_CONTEXT_UNVERIFIED, ssl.create_default_context()
+print([len(each.get_ca_certs()) for each in made])
+"""
+
+
+def test_an_import_of_aiohttp_reads_no_certificates_of_the_machine() -> None:
+    ran = subprocess.run([sys.executable, "-c", IMPORT], env=os.environ | {"SSL_CERT_FILE": PEM}, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("[0, 0, 1]\n", "")
 
 
 @pytest.mark.parametrize("required", [False, True])
