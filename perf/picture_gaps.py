@@ -94,7 +94,7 @@ def main() -> None:
     parser = parser_of(__doc__ or "")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--input-tokens", type=int, default=0, help="as of the engine")
+    parser.add_argument("--input-tokens", type=int, help="as of the engine")
     options, before, found = parser.parse_args(), machine(), dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"threads": options.threads, "input_tokens": options.input_tokens}
@@ -110,9 +110,9 @@ def main() -> None:
     figures = {name: {key: round(float(np.percentile(gaps, share)), 2) for key, share in SHARES.items()} for name, gaps in found.items()}
     print(json.dumps(figures, indent=1))
     command = f"python -m perf.picture_gaps --threads {options.threads} --rounds {options.rounds}"
-    command += f" --input-tokens {options.input_tokens} --json RECORD"
+    command += "" if options.input_tokens is None else f" --input-tokens {options.input_tokens}"
     if options.json:
-        write_record(options.json, record_of(command, before, {"gaps_ms": figures, "tiles": TILES, "streams": STREAMS}))
+        write_record(options.json, record_of(command + " --json RECORD", before, {"gaps_ms": figures, "tiles": TILES, "streams": STREAMS}))
 
 
 if __name__ == "__main__":

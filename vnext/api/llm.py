@@ -168,7 +168,7 @@ class LLM(EngineOperations):
     __signature__ = _Options()
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        self._settings = engine_settings(model=model, **settings)
+        self._settings = engine_settings(model=model, **{"input_tokens": 0} | settings)  # nobody reads a part of an answer
         model_path = find_model(self._settings)
         defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
         starting = start_engines(self._settings, model_path)

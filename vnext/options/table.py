@@ -46,7 +46,7 @@ ENGINE_HELP = {
     "max_num_seqs": "maximum requests in the batch",
     "max_num_batched_tokens": "maximum tokens of a step (default: 2,048 on a CPU, 8,192 on a GPU)",
     "long_prefill_token_threshold": "maximum tokens of one prompt in one step; 0 for no limit",
-    "input_tokens": "maximum tokens of images and sounds, and as much encoding, in a step beside answers; 0: any",
+    "input_tokens": "maximum tokens of images and sounds, and as much encoding, beside answers; 0: any (default: 8, Whisper 0)",
     "block_size": "tokens in a cache block",
     "num_blocks_override": "number of cache blocks, regardless of memory",
     "kv_cache_memory": "memory for one rank's cache; 512M is binary, 512MB decimal (default: chosen for the machine)",

@@ -43,7 +43,10 @@ def test_a_limit_for_images_beside_answers_sets_their_units() -> None:
     seeing = replace(MODEL, reads_inputs=True, input_cost=15.5)
     config = scheduler_config(EngineSettings(input_tokens=16), seeing, ranks(10**6))
     assert (config.inputs_a_step, config.input_units, config.input_tokens) == (1, 992, 16)
-    for model, settings in ((MODEL, EngineSettings(input_tokens=16)), (seeing, EngineSettings())):
+    usual = scheduler_config(EngineSettings(), seeing, ranks(10**6))
+    assert (usual.input_units, usual.input_tokens) == (1984, 8)
+    cases = (MODEL, EngineSettings(input_tokens=16)), (seeing, EngineSettings(input_tokens=0)), (replace(seeing, listens=True), EngineSettings())
+    for model, settings in (*cases, (seeing, EngineSettings(enable_chunked_prefill=False))):
         whole = scheduler_config(settings, model, ranks(10**6))
         assert (whole.input_units, whole.input_tokens) == (0, 0)
     mutual = scheduler_config(EngineSettings(input_tokens=16), replace(seeing, mutual_inputs=True), ranks(10**6))

@@ -109,15 +109,18 @@ Parts = Generator[int, None, Any]
 what it has computed."""
 
 
-def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig, band: int = NO_BAND) -> Parts:
-    """A Passing of images, as for `begin`, behind the last layer and its norm; as for `through`, layer by layer."""
+def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: ModelConfig, units: int = 1) -> Parts:
+    """A Passing of images, as for `begin`, behind the last layer and its norm; layer by layer, in about so many `units`."""
     passing = begin(params, kv, pixels, config)
-    count, (images, states, _) = len(params.layers), passing.states.shape
+    layers, (images, states, _) = len(params.layers), passing.states.shape
+    band = band_of(states, (units - 1) // (layers * images))
+    count = 1 + layers * images * parts_of(states, band)
+    yield count
     for at, layer in enumerate(params.layers):
         windows = None if config.tower is None or at in config.tower.whole_layers else passing.windows
         for each in passing.states:
             for _ in through((layer,), each, kv, passing.step, band, windows):
-                yield count * images * parts_of(states, band)
+                yield count
         if config.tower is not None and at in config.tower.deep_layers:
             passing = passing._replace(kept=(*passing.kept, passing.states.clone()))
     return end(params, passing)
@@ -130,30 +133,54 @@ def end(params: TowerParams, passing: Passing) -> Passing:
     return passing._replace(states=states.reshape(count, -1, hidden))
 
 
+KEYS = 4
+"""Bands of states whose keys and values cost about as much as what one band becomes with them."""
+
+
+def band_of(states: int, parts: int) -> int:
+    """The states of a band, with which a layer has about so many parts."""
+    return -(-states // max(KEYS * parts // (KEYS + 1), min(parts, 2), 1))
+
+
 def parts_of(states: int, band: int) -> int:
     """The parts of one layer."""
-    bands = -(-states // band)
-    return bands + 1 if bands > 1 else 1
+    return 1 if band >= states else -(-states // band) + -(-states // (KEYS * band))
+
+
+def bands(states: int, band: int) -> list[slice]:
+    return [slice(first, min(first + band, states)) for first in range(0, states, band)]
 
 
 def through(
     layers: Sequence[TowerLayer], states: torch.Tensor, kv: KvCache, step: Step, band: int = NO_BAND, windows: Windows = None
 ) -> Parts:
-    """States [N, hidden], changed as the layers leave them, before any last norm. A layer's keys and values come first, then what
-    it makes of its states, a `band` of them in a part: none depends on which others are computed with it. `windows`: as Passing."""
+    """States [N, hidden], changed as the layers leave them, before any last norm. A layer's keys and values come first, of KEYS
+    bands in a part, then what it makes of its states, a `band` of them in a part: none depends on which others are computed with
+    it. `windows`: as Passing."""
     count = len(states)
-    spans = [slice(first, min(first + band, count)) for first in range(0, count, band)]
+    is_cut = band < count
     for layer in layers:
-        normed = norm_of(states, layer.attention_norm, step)
-        seen = written(step.operations.linear(normed, *layer.attention.qkv), layer.attention, kv[0], step)
-        if len(spans) > 1:
-            yield 0
-        for span in spans:
-            own = step if len(spans) == 1 and windows is None else step_of_all(kv, count, step.config, span, windows)
-            near = states[span] + row(read(seen[span], kv[0], own), layer.attention.output, own)
+        queries = None
+        for span in bands(count, KEYS * band):
+            qkv = step.operations.linear(norm_of(states[span], layer.attention_norm, step), *layer.attention.qkv)
+            found = written(qkv, layer.attention, kv[0], of_span(step, span))
+            queries = found.new_empty((count, *found.shape[1:])) if queries is None else queries
+            queries[span] = found
+            if is_cut:
+                yield 0
+        assert queries is not None
+        for span in bands(count, band):
+            own = step_of_all(kv, count, step.config, span, windows) if is_cut or windows is not None else step
+            near = states[span] + row(read(queries[span], kv[0], own), layer.attention.output, own)
             states[span] = near + mlp(layer.mlp, norm_of(near, layer.mlp_norm, own), own)
             yield 0
     return states
+
+
+def of_span(step: Step, span: slice) -> Step:
+    """The step as keys and values of some states are written."""
+    cosine, sine = (None if each is None else each[span] for each in (step.cosine, step.sine))
+    return step._replace(slots=step.slots[span], cosine=cosine, sine=sine)
 
 
 def whole(parts: Parts) -> Any:
@@ -271,7 +298,7 @@ class SoundTowerParams(NamedTuple):
     projection: Linear | None = None
 
 
-def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig, band: int = NO_BAND) -> Parts:
+def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig, units: int = 1) -> Parts:
     """States [span, hidden] of one sound, float32 [bands, 2 * states], in parts as tower.encode; zeros behind the last one. Or its
     vectors [states // 2, width], of a spectrogram that may end with one column more. `kv` is a cache for its states and one layer,
     used up."""
@@ -281,7 +308,9 @@ def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, con
     chosen, hidden = step.operations, spectrogram.T.to(params.positions.dtype)
     for layer, stride in ((params.first, 1), (params.second, 2)):
         hidden = chosen.activate(chosen.linear(neighbours(hidden, stride), *layer), None, None, "gelu")
-    hidden, count = hidden[:states] + params.positions[:states], len(params.layers) * parts_of(states, band)
+    hidden, band = hidden[:states] + params.positions[:states], band_of(states, (units - 1) // len(params.layers))
+    count = 1 + len(params.layers) * parts_of(states, band)
+    yield count
     for _ in through(params.layers, hidden, kv, step, band):
         yield count
     if params.projection is not None:

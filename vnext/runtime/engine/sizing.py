@@ -23,6 +23,9 @@ from vnext.state.windows import pages_needed
 ASYNC_DEPTH = 2
 INPUTS_A_STEP = 1
 """Streams wait at most for the encoder's work on one tile of an image, or one sound."""
+INPUT_TOKENS = 8
+"""Of inputs beside requests that decode, and as much encoding. A step of few such requests, which reads all weights, takes as long
+as the products of twenty tokens or more, and becomes about half as long again. Who listens is read when all is heard: whole."""
 STATES_PER_ROW = 3
 """State pages for each that a full batch holds; the others are for snapshots that nobody holds."""
 
@@ -54,6 +57,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         is_on and not model.whole_prompts for is_on in (settings.enable_chunked_prefill, settings.enable_prefix_caching)
     )
     encodes, limit = model.reads_inputs and chunked, settings.input_tokens
+    limit = (0 if model.listens else INPUT_TOKENS) if limit is None else limit
     return SchedulerConfig(
         block_size=settings.block_size,
         page_count=0,

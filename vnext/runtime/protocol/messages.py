@@ -281,7 +281,7 @@ class ModelFacts(Message, frozen=True):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
     answer, the attention window of each group of layers (0: unlimited), whether steps compute whole prompts alone, whether prompts
     have inputs (state/store/inputs.py), whether all tokens of one are computed with any, as how many tokens a rank takes to encode
-    a token of one, and whether these lie in rows."""
+    a token of one, whether these lie in rows, and whether each prompt is a text that listens to one."""
 
     vocab_size: int
     position_count_max: int
@@ -292,6 +292,7 @@ class ModelFacts(Message, frozen=True):
     mutual_inputs: bool = False
     input_cost: float = 0.0
     grids: bool = False
+    listens: bool = False
 
 
 class DiskFound(Message, frozen=True):

@@ -122,7 +122,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
-    input_tokens: int = 0
+    input_tokens: int | None = None
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory: int | None = None

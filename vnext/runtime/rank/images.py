@@ -31,7 +31,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
-from vnext.models.layers.tower import BLOCK_SIZE, NO_BAND, Parts, encode, listen, page_count, whole
+from vnext.models.layers.tower import BLOCK_SIZE, Parts, encode, listen, page_count, whole
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
@@ -231,13 +231,13 @@ class Inputs(InputVectors):
         self._config, self._project = parts.config(config), parts.project
         self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
         self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
-        self._states, self._kept_bytes = states, kept_bytes
+        self._kept_bytes = kept_bytes
         self._begun: Begun | None = None  # the cache of keys and values is of one input
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
         self._bytes = self.computed = self.read = 0
 
-    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
-        """An Encoded, computed in parts. Raises MediaError for one that is gone, and ModelError."""
+    def encoded(self, digest: bytes, units: int = 1) -> Parts:
+        """An Encoded, computed in about so many parts. Raises MediaError for one that is gone, and ModelError."""
         raise AssertionError("a tower says how it encodes")
 
     @torch.inference_mode()
@@ -247,8 +247,7 @@ class Inputs(InputVectors):
             return
         begun, self._begun = self._begun, None
         if begun is None or begun.digest != digest:
-            bands = max(-(-units // self._config.layer_count) - 1, 1)
-            begun = Begun(digest, self.encoded(digest, -(-self._states // bands)))
+            begun = Begun(digest, self.encoded(digest, units))
         while not begun.count or begun.done < begun.count * done // units:
             try:
                 count = next(begun.parts)
@@ -324,11 +323,11 @@ class Images(Inputs):
         self._form = form_at(path, self._tower)
         self.form = repr(self._form)
 
-    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
+    def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of an image's input."""
         part = part_in(kept_in(self._folder, digest, "image"))
         assert self._project is not None, "a tower of images ends in a projection"
-        passing = yield from encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config, band)
+        passing = yield from encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config, units)
         spelled = torch.from_numpy(self._form.spelled(part))
         vectors = self._project(self._params, passing, part.more, self._config)
         room = vectors.new_zeros((len(spelled), vectors.shape[1]))
@@ -345,7 +344,7 @@ class Sounds(Inputs):
         self._sound, self._folder, self.form = config.sound, folder, repr(config.sound)
         super().__init__(path, config, dtype, self._sound.states, self._sound.token, kept_bytes)
 
-    def encoded(self, digest: bytes, band: int = NO_BAND) -> Parts:
+    def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of a sound. One that stands among a prompt's tokens is as long as it is."""
         samples = samples_in(kept_in(self._folder, digest, "sound"))
         if len(samples) > self._sound.samples:
@@ -353,7 +352,7 @@ class Sounds(Inputs):
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
         if self._sound.token:
             spectrogram = spectrogram[:, : 2 * states_of(len(samples)) + 1]
-        states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, band)
+        states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, units)
         return Encoded(states, torch.full((len(states),), self._token))
 
 

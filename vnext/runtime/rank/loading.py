@@ -326,6 +326,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             mutual_inputs=runner.config.tower is not None and runner.config.tower.is_mutual,
             input_cost=runner.config.input_cost * runner.parallel.world_size,
             grids=runner.config.rope.axes != (),
+            listens=runner.config.sound is not None and runner.config.sound.leads,
         ),
         rank=settings.rank, keeps_inputs=rank is not None and rank.shelf is not None,
         page_count_max=budget // runner.block_bytes(settings.block_size),

@@ -28,6 +28,7 @@ from vnext.media.seen import Part
 from vnext.media.sounds import file_of
 from vnext.media.store import MediaStore, digest_of, folder_of
 from vnext.models.config.model_config import load_config
+from vnext.models.layers.tower import KEYS, band_of, bands, parts_of
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
 from vnext.runtime.protocol.messages import SubmitRequest
@@ -57,11 +58,25 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return partial(kind, path, load_config(path), torch.float32, store), MediaStore([store]).put(files, "it")
 
 
+def test_parts_of_a_layer_are_about_as_many_as_asked_for_and_alike() -> None:
+    """A state's keys and values cost a quarter of what else a layer makes of it, or less."""
+    for states in (729, 1024, 1500, 4096):
+        for wanted in range(1, 41):
+            band = band_of(states, wanted)
+            assert abs(parts_of(states, band) - wanted) <= 1 + wanted // 20
+            spans = [span for each in (band, KEYS * band) for span in bands(states, each)]
+            assert len(spans) == max(parts_of(states, band), 2) and sum(span.stop - span.start for span in spans) == 2 * states
+            assert max(span.stop - span.start for span in bands(states, KEYS * band)) <= 4 * band
+            assert max(span.stop - span.start for span in bands(states, band)) <= -(-2 * states // (wanted + 1))
+
+
 @pytest.mark.parametrize("units", [1, 2, 3, 5, 40, 1000])
 @torch.inference_mode()
 def test_units_have_the_bits_of_the_whole(inputs: tuple[Any, list[bytes]], units: int) -> None:
     """Also where a rank begins late or again, and where another input comes between."""
     made, (first, second) = inputs
+    parts = list(made().encoded(first, units))
+    assert {*parts} == {len(parts)}
     whole = {digest: made().vectors(digest) for digest in (first, second)}
     for done in sorted({0, 1, units // 2, units - 1, units}):
         ahead, late, torn = made(), made(), made()
