@@ -71,7 +71,10 @@ require_room() {
         fail "only $((free_kib / 1024)) MiB are free where $VENV goes and $((FREE_KIB_MIN / 1024)) MiB are needed: make room, or set VENV=/elsewhere"
 }
 
+# Says what the compiled modules lack for the interpreter $1.
 note_compiler() {
+    [ -e "$("$1" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+        say "$1 has no headers (on Debian and Ubuntu: the package python3-dev): vnext runs, many times slower (see: vnext doctor)"
     command -v c++ >/dev/null || command -v g++ >/dev/null || command -v gcc >/dev/null ||
         say "no C compiler found: vnext runs, with its plain numpy and torch forms only (see: vnext doctor)"
 }
@@ -126,7 +129,7 @@ set_up() {
     lock_setup
     if ! is_stamped "$stamp" "$print"; then
         require_room
-        note_compiler
+        note_compiler "$python"
         rm -f "$VENV/.vnext-$stamp"
         make_venv "$python"
         install_packages "$extra"

@@ -269,6 +269,12 @@ def test_an_unfit_python_is_told_why(root: Path, tmp_path: Path, body: str, word
     assert words in ran.stderr and "PYTHON=" in ran.stderr
 
 
+def test_missing_headers_are_said(root: Path, tmp_path: Path) -> None:
+    assert set_up(root, tmp_path, 'note_compiler "$PYTHON"', PYTHON=sys.executable).stderr == ""
+    ran = set_up(root, tmp_path, 'note_compiler "$PYTHON"', PYTHON=fake_python(tmp_path, "echo /no/such/folder"))
+    assert ran.returncode == 0 and "python has no headers (on Debian and Ubuntu: the package python3-dev)" in ran.stderr
+
+
 def test_too_little_disk_is_said_before_anything_is_made(root: Path, tmp_path: Path) -> None:
     ran = set_up(root, tmp_path, "FREE_KIB_MIN=$((2 ** 60)); set_up dev", PYTHON=sys.executable)
     assert ran.returncode == 1 and "are needed: make room" in ran.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from vnext.base import compiled
 from vnext.commands import production
 from vnext.commands.cli import main
 from vnext.commands.production import FILES_MIN, GIB, Finding, Host, disk_speed, examine
@@ -59,6 +60,12 @@ def bad(host: Host) -> list[Finding]:
 
 def test_a_good_machine_has_no_finding(host: Callable[..., Host]) -> None:
     assert bad(host()) == [] and len(examine(host())) >= 6
+
+
+def test_missing_modules_are_a_problem(host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "absent", {"vnext.log._log": compiled.NOT_BUILT})
+    [found] = bad(host())
+    assert found.level == "problem" and found.sentence.startswith("vnext runs without 1 of its 8 compiled modules (log._log)")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_BUILT = "not built: no compiler was found when vnext was installed"
+NOT_BUILT = "not built: no compiler, or no headers of Python, was found when vnext was installed"
 REMEDY = "build it again: `pip install -e .`, or `python setup.py build_ext --inplace`"
 
 MODULES = (
@@ -80,7 +80,7 @@ def lacking() -> str:
     names = ", ".join(name.removeprefix("vnext.") for name in absent)
     return (
         f"vnext runs without {len(absent)} of its {len(MODULES)} compiled modules ({names}), many times slower: install it where "
-        "there is a compiler (gcc and g++), or from a wheel that has them; `vnext doctor` says why each is missing."
+        "gcc, g++ and Python's headers (python3-dev) are, or from a wheel that has them; `vnext doctor` says why each is missing."
     )
 
 

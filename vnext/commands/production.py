@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from vnext.base import compiled
 from vnext.base.exits import DONE, FAILED
 from vnext.options.reader import DoctorCommand
 from vnext.runtime.processes.cpu_limits import cpu_quota
@@ -87,6 +88,15 @@ def examine(host: Host) -> list[Finding]:
     """All findings, those to act on first."""
     found = [each for check in CHECKS for each in check(host)]
     return sorted(found, key=lambda each: ("problem", "advice", "ok").index(each.level))
+
+
+def modules(_: Host) -> Iterator[Finding]:
+    """The compiled modules of this installation."""
+    compiled.check()
+    if compiled.absent:
+        yield Finding("problem", "compiled modules", compiled.lacking())
+    else:
+        yield Finding("ok", "compiled modules", f"all {len(compiled.MODULES)}")
 
 
 def limits(_: Host) -> Iterator[Finding]:
@@ -252,5 +262,5 @@ def _free(folder: Path) -> int | None:
 
 
 CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
-    limits, memory, huge, processors, control_group, shared_memory, log_disk, network,
+    modules, limits, memory, huge, processors, control_group, shared_memory, log_disk, network,
 )  # fmt: skip

@@ -34,7 +34,7 @@ class LoadProgress:
                 return
             from tqdm import tqdm  # most checkpoints load without
 
-            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr)
+            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr, disable=None)
         self._bar.update(done_bytes - self._bar.n)
         if done_bytes >= total_bytes:
             self._bar.close()
