@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ import numpy as np
 from vnext.base.version import __version__
 from vnext.commands.machine import Machine, machine
 from vnext.runtime.protocol.stats import CacheMiss
+from vnext.state.state import State
 
 ROWS = 64
 STEPS, WINDOWS = 48, 3  # all rows fill a block of 16 tokens in each window
@@ -145,16 +146,18 @@ def drive_misses() -> None:
     from perf.steady_core import SteadyCore
     from vnext.runtime.engine.misses import CacheMisses
 
+    admitted, ended = CacheMisses.admitted, CacheMisses.ended
+
     class Divided(CacheMisses):
-        def admitted(self, *asked: Any) -> Mapping[int, CacheMiss]:
+        def admitted(self, before: State, after: State, ids: Collection[int]) -> Mapping[int, CacheMiss]:
             _divide()
-            found = super().admitted(*asked)
+            found = admitted(self, before, after, ids)
             _divide()
             return found
 
-        def ended(self, *asked: Any) -> None:
+        def ended(self, before: State, ids: Collection[int]) -> None:
             _divide()
-            super().ended(*asked)
+            ended(self, before, ids)
             _divide()
 
     with SteadyCore() as core:

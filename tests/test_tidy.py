@@ -99,8 +99,8 @@ ARROWS = {
     },
     "runtime/engine": {
         "media/store", "media/vectors", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
-        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "state/store/inputs", "sched/*",
-        "log", "models/errors", "models/weight_index", "base",
+        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "sched/*",
+        "state/store/columns", "state/store/fields", "state/store/inputs", "log", "models/errors", "models/weight_index", "base",
     },
     "routing": {"state/*", "log"},
     "runtime/client": {"runtime/protocol", "state/*", "state/store/inputs", "routing/*", "base"},

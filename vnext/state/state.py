@@ -74,7 +74,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     def hit_blocks_max(self, block_size: int) -> int:
         """The most blocks that it may take from the cache; at least one token remains to be computed."""
-        return min(self.known - 1, self.hits_max) // block_size
+        known = len(self.tokens) // 4 - 1
+        return (known if known < self.hits_max else self.hits_max) // block_size
 
 
 class Copies(msgspec.Struct, frozen=True):

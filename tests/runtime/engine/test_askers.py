@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from vnext.runtime.engine.misses import Askers, Run, Trail, known, own_last
+from vnext.runtime.engine.misses import Askers, Run, own_last
 
 Names = tuple[bytes, ...]
 
@@ -54,14 +54,15 @@ def test_a_tree_of_runs_says_what_a_table_of_blocks_says(seed: int) -> None:
         if id_ == 75:
             askers, plain = [Askers(), askers[0]], [Plain(), plain[0]]
         asked, client = drawn(rng, names), int(rng.integers(3))
-        trails: list[Trail] = [each.trail(asked[0], asked[1:]) for each in askers]
+        trails = [each.trail(asked[0], asked[1:], client) for each in askers]
         for trail, table in zip(trails, plain):
             said = list[int]()
-            for end, run in trail:
+            for end, run in trail.runs:
                 said += [run.last] * (end + 1 - len(said))
-            assert said == [table.last[name] for name in asked if name in table.last] and known(trail) == len(said) - 1
+            assert said == [table.last[name] for name in asked if name in table.last] and trail.known == len(said) - 1
+            assert [trail.last_beyond(blocks) for blocks in range(trail.known)] == said[1:] and (not said or trail.last == said[-1])
         for one in range(3):
-            assert own_last(trails, one) == plain_own_last(plain, asked, one)
+            assert own_last(*(each.trail(asked[0], asked[1:], one) for each in askers)) == plain_own_last(plain, asked, one)
         askers[0].add(asked[0], asked[1:], trails[0], id_, client)
         plain[0].add(asked, id_, client)
         names.append(asked)
@@ -76,5 +77,5 @@ def test_a_conversation_is_one_run() -> None:
     askers, names = Askers(), tuple(bytes([place]) for place in range(200))
     for turn in range(1, 21):
         asked = names[: 10 * turn]
-        askers.add(b"root", asked, askers.trail(b"root", asked), turn, 5)
-        assert [end for end, _ in askers.trail(b"root", names)] == [0, 10 * turn] and askers.size == 10 * turn
+        askers.add(b"root", asked, askers.trail(b"root", asked, 5), turn, 5)
+        assert [end for end, _ in askers.trail(b"root", names, 5).runs] == [10 * turn] and askers.size == 10 * turn

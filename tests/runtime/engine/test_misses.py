@@ -228,19 +228,6 @@ def test_a_request_that_is_remembered_takes_what_it_counts_as() -> None:
     assert 0.8 * taken < counted < 1.5 * taken
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 1023, 1024, 1025, 3000])
-def test_the_common_beginning_is_found_wherever_it_ends(length: int) -> None:
-    one = np.arange(length, dtype=np.int32)
-    for place in {0, 1, 2, 500, 1022, 1023, 1024, 1025, 2047, 2999} & {*range(length)}:
-        other = one.copy()
-        other[place] ^= 1 << 8 * (place % 4)
-        assert misses_module._common(one.tobytes(), other.tobytes()) == place
-        other[place + 1 :] = 7
-        assert misses_module._common(one.tobytes(), other.tobytes()) == place
-        assert misses_module._common(one.tobytes(), one[:place].tobytes()) == place
-    assert misses_module._common(one.tobytes(), one.tobytes()) == length
-
-
 def plain_common(one: list[int], other: list[int]) -> int:
     return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
@@ -266,8 +253,6 @@ def test_tokens_are_compared_as_one_by_one(seed: int) -> None:
         other = [*one[:at], *rng.integers(0, 50, size).tolist(), *one[cut if rng.random() < 0.7 else len(one) :]]
         both = [np.array(each, np.int32).tobytes() for each in (one, other)]
         common = plain_common(one, other)
-        likely = int(rng.integers(0, common + 20))
-        assert misses_module._common(both[0], both[1], likely) == misses_module._common(*both) == common
         assert misses_module._goes_on_alike(*both, common) == plain_goes_on_alike(one, other, common)
 
 
@@ -281,7 +266,7 @@ def test_the_request_with_most_in_common_is_looked_at_first(seed: int) -> None:
         misses, request = asked.misses, next(iter(asked.misses._seen.values())).request
         new = np.array([*text, 7], np.int32).tobytes()
         root = next(iter(misses._seen.values())).root
-        found = list(misses._alike([[], []], root, replace(request, prompt=new), int(rng.integers(0, 30))))
-        common = [each for _, each in found]
-        assert common == sorted(common, reverse=True) and len(found) == 3
-        assert common == [plain_common(np.frombuffer(seen.tokens, np.int32).tolist(), [*text, 7]) for seen, _ in found]
+        alike, earlier = misses._alike(replace(request, prompt=new), root, None, misses_module.NOWHERE)
+        common = [each for each, _ in alike]
+        assert common == sorted(common, reverse=True) and sorted(place for _, place in alike) == [0, 1, 2] and len(earlier) == 3
+        assert common == [plain_common(np.frombuffer(earlier[place].tokens, np.int32).tolist(), [*text, 7]) for _, place in alike]

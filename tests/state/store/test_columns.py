@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,7 @@ def test_the_installed_form_is_the_compiled_one() -> None:
         ),
         lambda cells, short: compiled.block_hashes(b"a short key", bytes(64), 4),
         lambda cells, short: compiled.block_hashes(bytes(16), bytes(64), 0),
+        lambda cells, short: compiled.goes_on_alike(bytes(64), bytes(64), -1),
         lambda cells, short: compiled.oldest(np.zeros(2, dtype=np.int32), short, 0, 2, np.zeros(9, dtype=np.int32)),
         lambda cells, short: compiled.write_tables(
             cells, np.full(6, 5), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32), 1
@@ -182,3 +184,31 @@ def test_the_last_token_of_a_request_that_ends_is_in_no_block(
     assert [page for _, page in pairs] == list(range(hashed_blocks)) and cells[
         FIELD_NAMES.index("hashed_blocks"), 0
     ] == hashed_blocks
+
+
+@pytest.mark.parametrize("form", [columns_numpy, compiled], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("length", [0, 1, 7, 255, 256, 257, 1023, 1024, 1025, 3000])
+def test_common_beginnings_are_found_wherever_they_end(form: Any, length: int) -> None:
+    one, others, common = np.arange(length, dtype=np.int32), list[bytes](), list[int]()
+    for place in {0, 1, 2, 15, 16, 17, 255, 256, 272, 1023, 1025, 2999} & {*range(length)}:
+        other = one.copy()
+        other[place] ^= 1 << 8 * (place % 4)
+        for each in (other, one[:place], [*other[: place + 1], *one[:5]]):
+            others.append(np.array(each, np.int32).tobytes())
+            common.append(place)
+    others += [one.tobytes(), b"", np.append(one, 7).astype(np.int32).tobytes()]
+    found = form.most_alike(one.tobytes(), others)
+    assert found == sorted(zip([*common, length, 0, length], range(len(others))), key=lambda each: (-each[0], each[1]))
+
+
+@pytest.mark.parametrize("form", [columns_numpy, compiled], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("length", [0, 1, 2, 9, 256, 300, 1000])
+def test_half_of_the_rest_makes_texts_go_on_alike(form: Any, length: int) -> None:
+    """To the token, wherever the others stand."""
+    rng, one = np.random.default_rng(length), np.arange(length + 5, dtype=np.int32)
+    for at in {0, 1, length // 3, length}:
+        for changed in {0, (length - at) // 2, (length - at) // 2 + 1, length - at} & {*range(length - at + 1)}:
+            other = one[:length].copy()
+            other[at + rng.permutation(length - at)[:changed]] += 1 << 20
+            other[:at] = -1  # what stands before does not count
+            assert form.goes_on_alike(one.tobytes(), other.tobytes(), at) == (2 * changed <= length - at), (at, changed)

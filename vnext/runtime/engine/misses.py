@@ -8,21 +8,19 @@ too, in whole blocks: where a prompt departs from another one, and what stands b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
 import msgspec
-import numpy as np
 
 from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
 from vnext.state.block_hash import versioned_root
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Request, State, Waiting, label_of
-
-Trail = Sequence[tuple[int, "Run"]]
-"""The runs along a prompt's blocks, first to last, each with the number of leading blocks up to where it and the prompt part."""
+from vnext.state.store import columns
+from vnext.state.store.fields import CACHED, HASHED_BLOCKS
 
 
 class Run(msgspec.Struct):
@@ -39,7 +37,8 @@ class Run(msgspec.Struct):
 
     def common(self, names: Sequence[bytes], at: int) -> int:
         """How many blocks from `at` are this run's."""
-        own, size = self.names, min(len(self.names), len(names) - at)
+        own, left = self.names, len(names) - at
+        size = left if left < len(own) else len(own)
         if not size or own[size - 1] == names[at + size - 1]:
             return size
         return bisect_left(range(size), True, key=lambda place: own[place] != names[at + place])
@@ -48,6 +47,35 @@ class Run(msgspec.Struct):
         """Make a run of its own of what stands behind its first `at` blocks."""
         rest = Run(self.names[at:], self.last, dict(self.own), self.behind)
         self.names, self.behind = self.names[:at], {rest.names[0]: rest}
+
+
+class Trail(msgspec.Struct):
+    """The runs along a prompt's blocks, first to last, each with the number of leading blocks up to where it and the prompt part.
+
+    `known`: how many leading blocks somebody asked for, -1 if not even for the root; `own_known`, `own`: how many the prompt's own
+    client asked for, and its last request that did."""
+
+    runs: list[tuple[int, Run]]
+    known: int
+    own_known: int
+    own: int | None
+
+    @property
+    def last(self) -> int:
+        """The last request that asked for the known blocks."""
+        return self.runs[-1][1].last
+
+    def last_beyond(self, blocks: int) -> int:
+        """The last request that asked for more than so many leading blocks, which are less than are known."""
+        return next(run.last for end, run in self.runs if end > blocks)
+
+
+NOWHERE = Trail([], -1, -1, None)
+
+
+def own_last(trail: Trail, older: Trail) -> int | None:
+    """The client's last request that asked for the most of the leading blocks, in the first of the trails that has it."""
+    return trail.own if trail.own_known >= older.own_known else older.own
 
 
 class Askers:
@@ -60,57 +88,45 @@ class Askers:
 
     @property
     def size(self) -> int:
-        return max(self._blocks, self._pairs)
+        return self._blocks if self._blocks > self._pairs else self._pairs
 
-    def trail(self, root: bytes, names: Sequence[bytes]) -> Trail:
-        """The runs along these blocks behind a root, as far as somebody asked for them: first the root's own, of no block."""
-        trail, at, run = list[tuple[int, Run]](), 0, self._roots.get(root)
+    def trail(self, root: bytes, names: Sequence[bytes], client: int) -> Trail:
+        """The runs along these blocks behind a root, as far as somebody asked for them."""
+        if (run := self._roots.get(root)) is None:
+            return NOWHERE
+        runs: list[tuple[int, Run]] = []
+        at, own_known, own = 0, -1, None
         while run is not None:
             at += run.common(names, at)
-            trail.append((at, run))
+            runs.append((at, run))
+            if client in run.own:
+                own_known, own = at, run.own[client]
             # where the prompt has left the run, none of its names is behind it
             run = run.behind.get(names[at]) if at < len(names) else None
-        return trail
+        return Trail(runs, at, own_known, own)
 
     def add(self, root: bytes, names: tuple[bytes, ...], trail: Trail, id_: int, client: int) -> None:
         """A request of a client asks for these blocks, which have this trail."""
         at, last = 0, None
-        for end, run in trail:
+        for end, run in trail.runs:
             if end - at < len(run.names):
                 run.split(end - at)
                 self._pairs += len(run.own)
             self._pairs += client not in run.own
             run.last = run.own[client] = id_
             at, last = end, run
-        if last is None:
-            last = self._roots[root] = Run((), id_, {client: id_}, {})
-            self._pairs += 1
         self.clients.add(client)
         self._blocks += len(names) - at
-        if at == len(names):
+        if last is None:
+            self._roots[root] = Run(names, id_, {client: id_}, {})
+            self._pairs += 1
+        elif at == len(names):
             return
-        if last.names and not last.behind and len(last.own) == 1:
+        elif not last.behind and len(last.own) == 1:
             last.names += names[at:]  # a conversation goes on
         else:
             last.behind[names[at]] = Run(names[at:], id_, {client: id_}, {})
             self._pairs += 1
-
-
-def known(trail: Trail) -> int:
-    """How many leading blocks somebody asked for; -1 if not even for the root."""
-    return trail[-1][0] if trail else -1
-
-
-def own_last(trails: Sequence[Trail], client: int) -> int | None:
-    """The client's last request that asked for the most of the leading blocks, in the first of the trails that has it."""
-    most, found = -1, None
-    for trail in trails:
-        for end, run in reversed(trail):
-            if client in run.own:
-                if end > most:
-                    most, found = end, run.own[client]
-                break
-    return found
 
 
 BLOCKS_REMEMBERED = 4
@@ -123,8 +139,6 @@ REST_BYTES = 512
 
 RECENT = 3
 """A prompt is compared with so many of its client's last ones, beside the last that has its beginning."""
-STRETCH = 64
-"""Bytes that are compared first, a power of two."""
 
 SAMPLES, SAMPLE = 8, 8
 """So many samples of so many tokens tell whether two texts are the same but for a shift."""
@@ -141,11 +155,7 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     root: bytes
     weights: str
     tokens: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        own = 0 if self.tokens is self.request.prompt else len(self.tokens)
-        return len(self.request.prompt) + own + REST_BYTES
+    size_bytes: int
 
 
 class CacheMisses:
@@ -153,11 +163,12 @@ class CacheMisses:
 
     def __init__(self) -> None:
         self._asked, self._asked_before = Askers(), Askers()  # the generation before goes when this one is full
-        self._recent: dict[int, deque[int]] = {}  # the last requests of each client
+        self._limit = 0  # of a generation's size; 0 before the first request
+        self._recent: dict[int, deque[int]] = {}  # the last requests of each client, latest first
         self._seen: dict[int, _Seen] = {}
         self._seen_bytes = 0
         self._firsts: dict[tuple[int, bytes], int] = {}  # client, if known, and first block's tokens -> the last request
-        self._lost = Counter[MissReason]()
+        self._lost: dict[MissReason, int] = {}
 
     @property
     def losses(self) -> CacheLosses:
@@ -168,19 +179,19 @@ class CacheMisses:
         """What the requests in the last rows of `after`, which waited in `before`, lost; none that computes again what it had."""
         if not before.config.prefix_caching:
             return {}
-        queue, found = before.waiting, dict[int, CacheMiss]()
-        requests, weights = after.requests.mapping(), label_of(after.weights)
-        for id_, hit in zip(ids, after.rows.cached[-len(ids) :].tolist()):
+        found: dict[int, CacheMiss] = {}
+        queue, cells, weights = before.waiting, after.rows.cells, label_of(after.weights)
+        for place, id_ in enumerate(ids, -len(ids)):
             entry = queue[0] if queue[0].id == id_ else queue[bisect_left(queue, id_, key=_id_of)]
             if entry.preemption_count or not entry.block_hashes:
                 continue
-            request = requests[entry.id]
+            request = after.requests[id_]
             root = versioned_root(request.root, weights)
-            trail = self._asked.trail(root, entry.block_hashes)
-            if (miss := self._miss(before, after, entry, request, root, hit, trail)) is not None:
+            trail = self._asked.trail(root, entry.block_hashes, request.client)
+            if (miss := self._miss(before, after, entry, request, root, cells.item(CACHED, place), trail)) is not None:
                 found[id_] = miss
-                self._lost[miss.reason] += miss.lost_tokens
-            self._remember(after, entry, trail, _Seen(request, root, weights, request.prompt))
+                self._lost[miss.reason] = self._lost.get(miss.reason, 0) + miss.lost_tokens
+            self._remember(after, entry, trail, _Seen(request, root, weights, request.prompt, len(request.prompt) + REST_BYTES))
         return found
 
     def ended(self, before: State, ids: Collection[int]) -> None:
@@ -190,10 +201,11 @@ class CacheMisses:
             if (seen := self._seen.get(id_)) is None or id_ not in rows:
                 continue
             row = rows.index(id_)
-            if before.rows.hashed_blocks[row] > len(seen.tokens) // block_bytes:
+            if before.rows.cells.item(HASHED_BLOCKS, row) > len(seen.tokens) // block_bytes:
+                tokens = row_tokens(before, row).tobytes()
                 del self._seen[id_]
                 self._seen_bytes -= seen.size_bytes
-                self._keep(id_, _Seen(seen.request, seen.root, seen.weights, row_tokens(before, row).tobytes()))
+                self._keep(id_, _Seen(seen.request, seen.root, seen.weights, tokens, seen.size_bytes + len(tokens)))
 
     def _miss(
         self, before: State, after: State, entry: Waiting, request: Request, root: bytes, hit: int, trail: Trail
@@ -202,38 +214,41 @@ class CacheMisses:
         first, most = hit // size, entry.hit_blocks_max(size)
         if first >= most:
             return None
-        name, trails = entry.block_hashes[first], (trail, self._asked_before.trail(root, entry.block_hashes))
-        like = next((run.last for trail in trails for end, run in trail if end > first), None)
-        if like is not None:
-            lost = (min(max(map(known, trails)), most) - first) * size
+        older = self._asked_before.trail(root, entry.block_hashes, request.client)
+        name, longest = entry.block_hashes[first], trail if trail.known >= older.known else older
+        if longest.known > first:
+            like = (trail if trail.known > first else older).last_beyond(first)
+            lost = (min(longest.known, most) - first) * size
             return self._absent(before, after, name, like, CacheMiss("evicted", hit, lost))
-        for seen, common in self._alike(trails, root, request, hit):  # blocks that an answer filled were not asked for
-            if common >= hit + size:  # in what the earlier request wrote
+        alike, earlier = self._alike(request, root, own_last(trail, older), longest)
+        for common, place in alike:
+            seen = earlier[place]
+            if common >= hit + size:  # in blocks that its answer filled, for which nobody asked
                 lost = min(common // size, most) * size - hit
                 return self._absent(before, after, name, seen.request.id, CacheMiss("evicted", hit, lost))
-            lost = min(len(seen.tokens) // 4, len(request.prompt) // 4, entry.hits_max) // size * size - hit
-            is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
-            if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
-                return CacheMiss("changed", common, lost)
+            if seen.request.client == request.client:  # a token's place would let a stranger guess the text
+                shorter = (len(seen.tokens) if len(seen.tokens) < len(request.prompt) else len(request.prompt)) // 4
+                lost = (shorter if shorter < entry.hits_max else entry.hits_max) // size * size - hit
+                if lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
+                    return CacheMiss("changed", common, lost)
         return self._wall(after, request, root, size) if first == 0 else None
 
-    def _alike(self, trails: Sequence[Trail], root: bytes, request: Request, hit: int) -> Iterator[tuple[_Seen, int]]:
-        """Earlier requests under the same root, and how many tokens are common, likely `hit`: the client's own with most of them
-        first, then the last one of anybody with the same blocks."""
-        last = own_last(trails, request.client)
-        ids = dict.fromkeys((*([] if last is None else [last]), *reversed(self._recent.get(request.client, ()))))
-        left, prompt = [seen for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root], request.prompt
-        while left:
-            best, common = 0, _common(left[0].tokens, prompt, hit)
-            longer = prompt[: 4 * common + 4]
-            for place in range(1, len(left)):
-                if left[place].tokens.startswith(longer) and 4 * common < len(prompt):
-                    best, common = place, _common(left[place].tokens, prompt, common)
-                    longer = prompt[: 4 * common + 4]
-            yield left.pop(best), common
-        longest = max(trails, key=known)
-        if longest and (like := longest[-1][1].last) not in ids and (seen := self._seen.get(like)) is not None:
-            yield seen, _common(seen.tokens, request.prompt)
+    def _alike(self, request: Request, root: bytes, own: int | None, longest: Trail) -> tuple[list[tuple[int, int]], list[_Seen]]:
+        """How many leading tokens it has in common with earlier requests under the same root, and which of them: those of the
+        client, most in common first, then the last one of anybody with the same blocks."""
+        ids: Collection[int] = self._recent.get(request.client, ())
+        if own is not None and own not in ids:
+            ids = [own, *ids]
+        earlier, tokens = [], []
+        for id_ in ids:
+            if (seen := self._seen.get(id_)) is not None and seen.root == root:
+                earlier.append(seen)
+                tokens.append(seen.tokens)
+        alike = columns.impl.most_alike(request.prompt, tokens)
+        if longest.runs and (like := longest.last) not in ids and (seen := self._seen.get(like)) is not None:
+            alike.append((_common(seen, request), len(earlier)))
+            earlier.append(seen)
+        return alike, earlier
 
     def _absent(self, before: State, after: State, name: bytes, asker: int, miss: CacheMiss) -> CacheMiss:
         """Of blocks that an earlier request had: they are not computed yet, stand there without what goes with them (a snapshot, or
@@ -259,19 +274,21 @@ class CacheMisses:
         elif seen.weights != label_of(state.weights):
             reason = "weights"
         if reason != "salt":  # behind another salt may stand another user's text: its length would tell how much is the same
-            alike = _common(seen.tokens, request.prompt)
+            alike = _common(seen, request)
         return CacheMiss(reason, 0, alike // size * size)
 
     def _remember(self, state: State, entry: Waiting, trail: Trail, seen: _Seen) -> None:
         request = seen.request
-        self._asked.add(seen.root, entry.block_hashes, trail, int(request.id), request.client)
-        if self._asked.size > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
+        self._asked.add(seen.root, entry.block_hashes, trail, request.id, request.client)
+        if not self._limit:
+            self._limit = max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count)
+        if self._asked.size > self._limit:
             self._asked_before, self._asked = self._asked, Askers()
             clients = self._asked_before.clients
             self._recent = {client: each for client, each in self._recent.items() if client in clients}
         if (recent := self._recent.get(request.client)) is None:
             recent = self._recent[request.client] = deque(maxlen=RECENT)
-        recent.append(request.id)
+        recent.appendleft(request.id)
         self._keep(request.id, seen)
         if request.client:
             self._firsts[request.client, request.prompt[: 4 * state.config.block_size]] = request.id
@@ -288,17 +305,17 @@ class CacheMisses:
 _id_of = attrgetter("id")
 
 
+def _common(seen: _Seen, request: Request) -> int:
+    """How many leading tokens a request has in common with an earlier one."""
+    return columns.impl.most_alike(request.prompt, [seen.tokens])[0][0]
+
+
 def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     """Whether most of what follows the `common` tokens of `other` follows those of `one` too, at any place. If not, the
     two are different texts behind one beginning, such as a template's, and nothing is lost."""
     if not common:
         return False
-    size = min(len(one), len(other)) // 4
-    half = 4 * ((common + size) // 2)
-    if one.startswith(other[half : 4 * size], half):  # one place was changed
-        return True
-    alike = np.frombuffer(one, np.int32)[common:size] == np.frombuffer(other, np.int32)[common:size]
-    if 2 * np.count_nonzero(alike) >= size - common:
+    if columns.impl.goes_on_alike(one, other, common):  # some places were changed
         return True
     first, last = common + 1, len(other) // 4 - SAMPLE
     if last < first:
@@ -306,17 +323,3 @@ def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     places = (first + (last - first) * each // (SAMPLES - 1) for each in range(SAMPLES))
     absent = (at for at in places if one.find(other[4 * at : 4 * (at + SAMPLE)], 4 * common) < 0)
     return next(islice(absent, SAMPLES // 2, None), None) is None
-
-
-def _common(one: bytes, other: bytes, likely: int = 0) -> int:
-    """The number of equal leading tokens (int32 bytes each), of which so many are `likely`."""
-    size, at, stretch = min(len(one), len(other)), 4 * likely, STRETCH
-    if not one.startswith(other[:at]):
-        at = 0
-    while at < size and one.startswith(other[at : at + stretch], at):
-        at, stretch = at + stretch, 2 * stretch
-    while at < size and stretch > 4:
-        stretch //= 2
-        if one.startswith(other[at : at + stretch], at):
-            at += stretch
-    return min(at, size) // 4

@@ -183,6 +183,57 @@ static PyObject *block_hashes(PyObject *self, PyObject *args) {
     return keys;
 }
 
+#define STRETCH 256 /* tokens that are compared at once */
+
+static Py_ssize_t common_tokens(const Py_buffer *one, const Py_buffer *other) {
+    const int32_t *a = one->buf, *b = other->buf;
+    Py_ssize_t size = least(one->len, other->len) / 4, at = 0;
+    for (Py_ssize_t stretch = STRETCH; stretch; stretch /= 16)
+        while (at + stretch <= size && !memcmp(a + at, b + at, stretch * sizeof *a)) at += stretch;
+    return at;
+}
+
+/* (common, place) into a list of such, behind those that have as many or more in common. -1 on an error. */
+static int put_by_common(PyObject *found, Py_ssize_t common, Py_ssize_t place) {
+    Py_ssize_t to = PyList_GET_SIZE(found);
+    while (to && PyLong_AsSsize_t(PyTuple_GET_ITEM(PyList_GET_ITEM(found, to - 1), 0)) < common) --to;
+    PyObject *both = Py_BuildValue("nn", common, place);
+    int failed = !both || PyList_Insert(found, to, both) < 0;
+    Py_XDECREF(both);
+    return failed ? -1 : 0;
+}
+
+/* most_alike(one: int32 bytes, others: a list of them) -> (how many leading tokens of one another has too, its place), most first */
+static PyObject *most_alike(PyObject *self, PyObject *args) {
+    OWNED Py_buffer one = {0};
+    PyObject *others;
+    if (!PyArg_ParseTuple(args, "y*O!", &one, &PyList_Type, &others)) return NULL;
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t place = 0; found && place < PyList_GET_SIZE(others); ++place) {
+        OWNED Py_buffer other = {0};
+        int failed = PyObject_GetBuffer(PyList_GET_ITEM(others, place), &other, PyBUF_SIMPLE);
+        if (failed || put_by_common(found, common_tokens(&one, &other), place)) Py_CLEAR(found);
+    }
+    return found;
+}
+
+/* goes_on_alike(one, other: int32 bytes, at) -> whether half of the tokens from `at` on are the same at the same places */
+static PyObject *goes_on_alike(PyObject *self, PyObject *args) {
+    OWNED Py_buffer one = {0}, other = {0};
+    Py_ssize_t at;
+    if (!PyArg_ParseTuple(args, "y*y*n", &one, &other, &at)) return NULL;
+    const int32_t *a = one.buf, *b = other.buf;
+    Py_ssize_t size = least(one.len, other.len) / 4, rest = size - at, same = 0;
+    if (at < 0) return PyErr_Format(PyExc_ValueError, "a place outside of a history");
+    for (Py_ssize_t end; at < size && 2 * same < rest; at = end) {
+        end = least(at + STRETCH, size);
+        if (!memcmp(a + at, b + at, (end - at) * sizeof *a)) same += end - at;
+        else
+            for (Py_ssize_t each = at; each < end; ++each) same += a[each] == b[each];
+    }
+    return PyBool_FromLong(2 * same >= rest);
+}
+
 /* One page gets its name: the block's key, reported apart by its group. -1 on an error. */
 static int name_page(uint8_t *key, Py_ssize_t group, int32_t page, PyObject *pairs) {
     key[BLAKE2B_DIGEST - 1] ^= (uint8_t)group;
@@ -314,6 +365,8 @@ static PyMethodDef functions[] = {
     METHOD("oldest", oldest, "The oldest free blocks; the queue's head behind them."),
     METHOD("released", released, "Blocks with one holder less; how many are freed."),
     METHOD("block_hashes", block_hashes, "Keys of the full blocks of a history."),
+    METHOD("most_alike", most_alike, "How many leading tokens of a history others have too, most first."),
+    METHOD("goes_on_alike", goes_on_alike, "Whether two histories have half of what follows in common."),
     METHOD("hash_full_blocks", hash_full_blocks, "Full blocks without a name get their keys; the pairs."),
     METHOD("step_entries", step_entries, "The entries of a step in flight; their number."),
     METHOD("lawful", lawful, "Whether the rows keep the cheap laws."),

@@ -169,6 +169,24 @@ def block_hashes(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
+def most_alike(one: bytes, others: list[bytes]) -> list[tuple[int, int]]:
+    """How many leading tokens of a history (int32 bytes) each of the others has too, and its place among them; most first, of the
+    same number in their order."""
+    found = []
+    for place, other in enumerate(others):
+        size = min(len(one), len(other)) // 4
+        differ = (np.frombuffer(one, np.int32, size) != np.frombuffer(other, np.int32, size)).nonzero()[0]
+        found.append((int(differ[0]) if len(differ) else size, place))
+    return sorted(found, key=lambda each: -each[0])
+
+
+def goes_on_alike(one: bytes, other: bytes, at: int) -> bool:
+    """Whether two histories (int32 bytes) have half of their tokens from `at` on in common, at the same places."""
+    rest = min(len(one), len(other)) // 4 - at
+    same = np.frombuffer(one, np.int32, at + rest)[at:] == np.frombuffer(other, np.int32, at + rest)[at:]
+    return 2 * int(np.count_nonzero(same)) >= rest
+
+
 def _rest_of_digest(block: np.ndarray) -> int:
     """How many tokens behind a block (int32[size]) belong to its name: where an input begins within its last ones, those that spell
     the rest of its digest."""
