@@ -66,7 +66,7 @@ def serve(command: ServeCommand) -> int:
 
 
 def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
-    """Start all processes. The API servers, which import the most, begin first and get ready while the model loads.
+    """Start all processes. The API servers get ready while the model loads.
 
     Raises StartFailed, ChildDied or KeyboardInterrupt, and then leaves no process behind.
     """
@@ -75,12 +75,12 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
     starting = None
     try:
         _check_certificate(command.server)
-        edges.begin()
         model_path = find_model(command.engine)
         names = command.server.served_model_names or usual_names(command.engine.model, model_path)
         _check_adapters(command, names)
         defaults = sampling_defaults(model_path, reads_generation_config(command.engine))
         starting = start_engines(command.engine, model_path)
+        edges.begin()
         settings = msgspec.structs.replace(
             command.server,
             port=listener.getsockname()[1],
