@@ -216,10 +216,13 @@ def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
 def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
     """Give the runner the tower of a model that reads images or sounds, where this rank embeds tokens. Raises ModelError."""
     config = runner.config
-    is_cut, listens = config.stage is not None, config.sound is not None and config.sound.leads
-    if is_cut and (listens or (config.tower is not None and (config.tower.is_mutual or config.tower.deep_layers))):
-        kind = "listens" if listens else "sees images to both sides or in several layers"
+    tower, listens = config.tower, config.sound is not None and config.sound.leads
+    if config.stage is not None and (listens or (tower is not None and tower.is_mutual)):
+        kind = "listens" if listens else "sees images to both sides"
         raise ModelError(f"A model that {kind} is not cut into stages: leave --pipeline-parallel-size out.")
+    count = 0 if tower is None else len(tower.deep_layers)
+    if config.stage is not None and config.is_first and config.layer_count < count:
+        raise ModelError(f"Images join {count} layers, the first stage has {config.layer_count}: lower --pipeline-parallel-size.")
     if reads_inputs(settings, runner) and config.is_first:
         from vnext.runtime.rank.images import open_inputs  # computes in torch
 

@@ -76,7 +76,7 @@ def test_states_are_those_of_transformers(listener: tuple[Path, torch.nn.Module]
     kv = make_kv_cache(config, page_count(STATES), BLOCK_SIZE, torch.float32, "cpu", alone())
     with torch.inference_mode():
         ours, theirs = whole(listen(params, kv, features(0)[0], config)), model.model.encoder(features(0)).last_hidden_state[0]
-        assert all(torch.equal(whole(listen(params, kv, features(0)[0], config, band)), ours) for band in (1, 7, 16, 99))
+        assert all(torch.equal(whole(listen(params, kv, features(0)[0], config, units)), ours) for units in (1, 7, 16, 99))
     assert float((ours[:STATES] - theirs).abs().max() / theirs.abs().max()) <= 1e-4 and not ours[STATES:].any()
 
 

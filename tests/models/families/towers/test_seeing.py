@@ -97,6 +97,22 @@ def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settin
         torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_stages_answer_as_one_process_does(seeing: tuple[str, Path, Any]) -> None:
+    """Where images join several layers these are the first stage's."""
+    kind, path, _ = seeing
+    refused = {"whole": (2, "sees images to both sides is not cut into stages"), "deep": (3, "join 2 layers, the first stage has 1")}
+    if kind in refused:
+        stages, why = refused[kind]
+        with pytest.raises(Exception, match=why):
+            LLM(str(path), dtype="float32", threads=1, pipeline_parallel_size=stages, log="off")
+    if kind in ("grid", "deep"):
+        common: dict[str, Any] = {"dtype": "float32", "block_size": 4, "threads": 1, "log": "off"}
+        with engines_here(), LLM(str(path), **common, executor="inproc") as llm:
+            one = answered(llm, prompts_of(kind))
+        with LLM(str(path), **common, pipeline_parallel_size=2, max_num_batched_tokens=50) as llm:
+            assert answered(llm, prompts_of(kind)) == one
+
+
 def test_hits_reach_behind_images(seeing: tuple[str, Path, Any]) -> None:
     """Also of states that recur."""
     kind, path, _ = seeing

@@ -30,9 +30,9 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     with torch.inference_mode():
         found = [idefics3.project(params, whole(encode(params, kv, each[None], config)), (), config) for each in pixels]
         right = torch.cat(oracle.model.get_image_features(pixels[None]).pooler_output).reshape(3, TILE_TOKENS, -1)
-        for band in (1, 3, 5, 99):
-            assert torch.equal(idefics3.project(params, whole(encode(params, kv, pixels[:1], config, band)), (), config), found[0])
-            parts = list(encode(params, kv, pixels[:1], config, band))
+        for units in (1, 3, 5, 99):
+            assert torch.equal(idefics3.project(params, whole(encode(params, kv, pixels[:1], config, units)), (), config), found[0])
+            parts = list(encode(params, kv, pixels[:1], config, units))
             assert {*parts} == {len(parts)}
     for ours, theirs in zip(found, right):
         assert float((ours - theirs).abs().max() / theirs.abs().max()) <= 1e-4
