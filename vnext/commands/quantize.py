@@ -1,4 +1,4 @@
-"""`vnext quantize MODEL OUT`: a float checkpoint rounded to few bits, as a folder that vnext, vLLM and transformers serve."""
+"""`vnext quantize MODEL OUT`: a model rounded to few bits, as a folder that vnext, vLLM and transformers serve, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from rich.console import Console
 from rich.progress import track
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.commands.models import weights_in
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import gguf_in
+from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.quantise import Loss, Quantiser
-from vnext.options.reader import QuantizeCommand
+from vnext.options.reader import GGUF_SCHEMES, QuantizeCommand
+from vnext.text.files import CheckpointUnreadable, chat_templates
 
 WORST = 5
 
 
 def quantize(command: QuantizeCommand) -> int:
     """Run the command; returns the exit status (exits.py)."""
-    folder, out = Path(command.model), Path(command.out)
+    model, out = Path(command.model), Path(command.out)
     try:
-        require_checkpoint(folder)
-        quantiser = Quantiser(folder, out, command.scheme, command.group_size)
+        quantiser = _quantiser(command, model, out)
         bar = Console(stderr=True)
         losses = list(track(quantiser.run(), command.scheme, len(quantiser.names), console=bar, disable=not bar.is_terminal))
-    except ModelError as error:
-        print(f"vnext quantize: {error}.", file=sys.stderr)
+    except (ModelError, CheckpointUnreadable) as error:
+        print(f"vnext quantize: {str(error).removesuffix('.')}.", file=sys.stderr)
         return REFUSED
     except OSError as error:
         print(f"vnext quantize: {out} cannot be written ({error.strerror}): make room for it, or name another.", file=sys.stderr)
@@ -34,12 +37,21 @@ def quantize(command: QuantizeCommand) -> int:
     except KeyboardInterrupt:
         print("vnext quantize: stopped; nothing is left behind.", file=sys.stderr)
         return FAILED
-    _report(folder, out, losses)
+    _report(model, out, losses)
     return DONE
 
 
-def _report(folder: Path, out: Path, losses: list[Loss]) -> None:
-    before, after = (sum(file.stat().st_size for file in each.glob("*.safetensors")) for each in (folder, out))
+def _quantiser(command: QuantizeCommand, model: Path, out: Path) -> Quantiser | GgufQuantiser:
+    """Raises ModelError and CheckpointUnreadable."""
+    if command.scheme not in GGUF_SCHEMES:
+        require_checkpoint(model)
+        return Quantiser(model, out, command.scheme, command.group_size)
+    file = gguf_in(model) if model.is_dir() else model
+    return GgufQuantiser(file or model, out, command.scheme, {} if file else chat_templates(model))
+
+
+def _report(model: Path, out: Path, losses: list[Loss]) -> None:
+    before, after = (sum(file.stat().st_size for file in weights_in(each)) for each in (model, out))
     mean = sum(loss.share for loss in losses) / len(losses)
     print(f"{len(losses)} weights, {before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB in {out}; mean error {mean:.2%}; the worst:")
     for loss in sorted(losses, key=lambda each: -each.share)[:WORST]:

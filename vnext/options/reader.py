@@ -37,7 +37,8 @@ from vnext.options.table import (
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
-QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8"), (128, 64, 32)
+GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
+QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")
 """What `vnext doctor --production` asks of a server's options."""
 
@@ -83,8 +84,8 @@ class ModelsCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizeCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext quantize MODEL OUT`: the folder `out` of the float checkpoint in the folder `model`. `group_size`: inputs that share a
-    scale, 0 for the largest that divides all weights."""
+    """`vnext quantize MODEL OUT`: the folder `out` of the float checkpoint in the folder `model`, or the GGUF file `out` of that or
+    of another such file. `group_size`: inputs that share a scale, 0 for the largest that divides all weights."""
 
     model: str
     out: str
@@ -189,7 +190,7 @@ def _parser() -> Parser:
     removing = commands.add_parser("rm", help="remove a model that was fetched")
     _add_models(removing, "name", "models_dir")
     removing.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="even if a server has it open")
-    _add_quantize(commands.add_parser("quantize", help="round a float checkpoint to few bits, for vnext, vLLM and transformers"))
+    _add_quantize(commands.add_parser("quantize", help="round a model to few bits, as a checkpoint or as GGUF"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
     _add_router(commands.add_parser("router", help="pass requests on to several servers that speak OpenAI's API"))
@@ -229,7 +230,8 @@ def _add_models(parser: Parser, *names: str) -> None:
 
 
 def _add_quantize(parser: Parser) -> None:
-    for name, words in (("folder", "the folder of the float checkpoint"), ("out", "the folder to make")):
+    places = ("folder", "the folder of the float checkpoint, or a GGUF file"), ("out", "the folder or the GGUF file to make")
+    for name, words in places:
         parser.add_argument(name, nargs="?", default="", help=words)
     schemes, sizes = ", ".join(QUANTIZE_SCHEMES), ", ".join(map(str, GROUP_SIZES))
     parser.add_argument("--scheme", default=QUANTIZE_SCHEMES[0], help=f"{schemes} (default: {QUANTIZE_SCHEMES[0]})")
@@ -347,6 +349,8 @@ def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
         raise SettingsError(f"scheme is {scheme!r}: choose {', '.join(QUANTIZE_SCHEMES)}.")
     if size and size not in map(str, GROUP_SIZES):
         raise SettingsError(f"group_size is {size}: choose {', '.join(map(str, GROUP_SIZES))}.")
+    if size and scheme in GGUF_SCHEMES:
+        raise SettingsError(f"group_size is {size}, and the blocks of {scheme} have 32 inputs: leave it out.")
     return QuantizeCommand(model=folder, out=out, scheme=scheme, group_size=int(size or 0))
 
 

@@ -151,7 +151,7 @@ class Names(NamedTuple):
 def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     config, stored = load_config(folder), opened.stored
     names = Names(opened.architecture, opened.names, config.layer_count)
-    recording = Recording(lambda name: _place(name, names)[0] in stored)
+    recording = Recording(lambda name: place_of(name, names)[0] in stored)
     family(config.architecture).assemble(recording, config)
     tied = recording.heads if config.tie_embeddings else set()
     found = {name: _found(name, names, stored, config) for name in sorted(recording.read - tied)}
@@ -181,7 +181,7 @@ def _slopes(file: Path, slopes: Mapping[str, Sequence[float]]) -> dict[str, Stor
     return found
 
 
-def _place(name: str, names: Names) -> tuple[str, int | None]:
+def place_of(name: str, names: Names) -> tuple[str, int | None]:
     """The file's name of a tensor, and the expert whose part of it this is."""
     if (slope := name.rpartition(".mlp.act_fn."))[1] and (layer := LAYER.search(slope[0] + ".")):
         return f"blk.{layer[0]}.{slope[2]}", None
@@ -190,7 +190,7 @@ def _place(name: str, names: Names) -> tuple[str, int | None]:
 
 
 def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelConfig) -> Quantised | None:
-    place, expert = _place(name, names)
+    place, expert = place_of(name, names)
     if place not in stored:
         return None
     file, mapping, tensor = stored[place]
@@ -204,7 +204,7 @@ def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelC
         start = tensor.start + expert * size
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     shape, is_blocks = tensor.shape, tensor.type in GGUF_BLOCKS
-    rows, columns = _orders(place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1], shape[0], names, config)
+    rows, columns = orders_of(place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1], shape[0], names, config)
     dtype = tensor.type if tensor.type in DTYPES else "F32"
     if len(shape) == 3:  # heads one below the other
         shape = (shape[0] * shape[1], shape[2])
@@ -224,7 +224,7 @@ def _block(type_: str) -> int:
     return next(count for name, count, _ in sizes().values() if name == type_)
 
 
-def _orders(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
+def orders_of(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
     heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
     if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]

@@ -1,0 +1,231 @@
+"""GGUF files that `vnext quantize` writes: the numbers, the configuration and the tokenizer of what they were made from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+from family_cases import CASES, save_case
+from test_gguf_families import FORMS
+from test_gguf_tokenizer import lines
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from vnext.commands.cli import main
+from vnext.kernels.formats.gguf_blocks import BLOCKS
+from vnext.kernels.formats.gguf_rounding import SEARCHED, to_blocks
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.gguf.header import read_header
+from vnext.models.gguf.tokenizer import CUTS, SPACE, Vocabulary
+from vnext.models.gguf.vocabulary_out import Ends, cut_name, vocabulary_members
+from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.gguf_members import ARCHITECTURES
+from vnext.models.loading.gguf_out import GgufQuantiser
+from vnext.models.loading.overlay import gguf_folder
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.text.files import chat_templates
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"]}
+FAMILIES = [name for name, case in FORMS.items() if case.architecture in ARCHITECTURES]
+TEMPLATES = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+
+
+def saved(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, **changes: object) -> Path:
+    """A random checkpoint with the demo model's tokenizer."""
+    monkeypatch.setitem(CASES, name, FORMS[name]._replace(changes={**FORMS[name].changes, **SIZES, **changes}))
+    save_case(folder, name)
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_MODEL / each, folder)
+    return folder
+
+
+def written(source: Path, out: Path, scheme: str, templates: Mapping[str, str] | None = None) -> dict[str, float]:
+    """The losses by tensors of the file."""
+    return {loss.name: loss.share for loss in GgufQuantiser(source, out, scheme, templates or {}).run()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor that the family reads, rounded to bfloat16; and the same configuration but for names."""
+    folder = saved(tmp_path / "checkpoint", name, monkeypatch)
+    losses = written(folder, tmp_path / "model.gguf", "bf16")
+    found = gguf_folder(tmp_path / "model.gguf", tmp_path / "folders")
+    with open_checkpoint(folder) as plain, open_checkpoint(found) as again:
+        names = set(plain.names()) - ({"lm_head.weight"} if load_config(folder).tie_embeddings else set())
+        assert names == set(again.names()) and max(losses.values()) < 0.003
+        for each in names:
+            shape = plain.shape(each)
+            assert shape is not None
+            own, new = (one.part(each, shape, ()).astype(np.float32) for one in (plain, again))
+            assert np.allclose(own, new, rtol=2**-8, atol=0) and new.shape == own.shape, each
+    one, other = (load_config(path) for path in (folder, found))
+    differ = {name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)}
+    assert differ <= {"dtype", "eos_token_ids", "rms_norm_eps"} and one.rms_norm_eps == pytest.approx(other.rms_norm_eps)
+
+
+def test_few_bits_leave_the_head_eight_and_vectors_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(tmp_path / "checkpoint", "qwen2", monkeypatch, tie_word_embeddings=False, intermediate_size=112)
+    losses = written(folder, tmp_path / "model.gguf", "q4_0")
+    types = {name: each.type for name, each in read_header(tmp_path / "model.gguf").tensors.items()}
+    assert {types["token_embd.weight"], types["output.weight"]} == {"Q8_0"}
+    assert {types["blk.1.attn_q.bias"], types["blk.1.attn_norm.weight"]} == {"F32"}
+    assert types["blk.0.ffn_down.weight"] == "F16", "112 inputs are no whole blocks"
+    assert types["blk.0.ffn_up.weight"] == "Q4_0" and 0.02 < losses["blk.0.ffn_up.weight"] < 0.1
+
+
+@pytest.mark.parametrize("type_", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_blocks_are_as_they_are_read(type_: str) -> None:
+    """By the package, and by vnext; scales that are searched lose less than the package's."""
+    weight = np.random.default_rng(3).standard_normal((40, 96)).astype(np.float32)
+    weight[3], weight[5, :32] = 0, -1e-9
+    blocks, kind = to_blocks(weight, type_), gguf.GGMLQuantizationType[type_]
+    found = gguf.quants.dequantize(blocks, kind)
+    assert np.array_equal(found, getattr(BLOCKS, type_).to_float((blocks,)))
+    own, theirs = (np.square(each - weight).sum() for each in (found, gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)))
+    assert own < 0.95 * theirs if type_ in SEARCHED else own == theirs
+
+
+def test_another_file_keeps_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kinds of values, lists and what vnext does not know; tensors of the wanted type byte by byte."""
+    folder = saved(tmp_path / "checkpoint", "llama31", monkeypatch)
+    written(folder, tmp_path / "first.gguf", "q5_1", TEMPLATES)
+    losses = written(tmp_path / "first.gguf", tmp_path / "second.gguf", "q8_0")
+    first, second = (gguf.GGUFReader(tmp_path / f"{name}.gguf") for name in ("first", "second"))
+    assert first.fields.keys() == second.fields.keys()
+    for name, field in first.fields.items():
+        if name not in ("general.file_type", "GGUF.kv_count", "GGUF.tensor_count"):
+            assert (field.types, field.contents()) == (second.fields[name].types, second.fields[name].contents()), name
+    assert second.fields["general.file_type"].contents() == 7
+    both = {name: {each.name: each for each in reader.tensors} for name, reader in (("first", first), ("second", second))}
+    for name, each in both["first"].items():
+        again = both["second"][name]
+        if name in losses:
+            assert (each.tensor_type.name, again.tensor_type.name) == ("Q5_1", "Q8_0") and losses[name] < 0.01
+        else:
+            assert again.tensor_type == each.tensor_type and np.array_equal(again.data, each.data)
+    with pytest.raises(ModelError, match="no weights that can become Q8_0: all are so already, or too narrow"):
+        written(tmp_path / "second.gguf", tmp_path / "third.gguf", "q8_0")
+
+
+# ---- tokenizers
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_each_cut_is_found(name: str) -> None:
+    """Or one that cuts all these texts as it does."""
+
+    def of(cut: object) -> tokenizers.Tokenizer:
+        steps = {"normalizer": {"type": "NFC"} if cut.composes else None, "pre_tokenizer": cut.steps()}
+        return tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, **steps}))
+
+    own = of(CUTS[name])
+    found = cut_name(own, CUTS[name].takes_whole_words)
+    if CUTS[found] != CUTS[name]:
+        assert found == "stablelm2" and name.startswith(("bailing", "llada")), "a possessive quantifier that changes nothing"
+        for line in lines(2000):
+            assert own.pre_tokenizer.pre_tokenize_str(line) == of(CUTS[found]).pre_tokenizer.pre_tokenize_str(line)
+
+
+def test_a_tokenizer_of_bytes_is_written() -> None:
+    known = Ends(SIZES["vocab_size"] + 3, None, (1, 0))
+    found = vocabulary_members(DEMO_MODEL, known, TEMPLATES)
+    own = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    again = tokenizers.Tokenizer.from_str(json.dumps(Vocabulary(found).json()))
+    for line in lines(2000):
+        assert own.encode(line).ids == again.encode(line).ids, line
+    assert found["tokenizer.ggml.pre"] == "gpt-2" and found["tokenizer.ggml.tokens"][-1].startswith("[PAD")
+    assert {each["name"]: each["template"] for each in Vocabulary(found).settings()["chat_template"]} == TEMPLATES
+    assert sorted(Vocabulary(found).ends()) == [0, 1] and not found["tokenizer.ggml.add_bos_token"]
+
+
+def pieces(folder: Path, **changes: object) -> tokenizers.Tokenizer:
+    """A tokenizer of pieces as Llama's and Gemma's files have it."""
+    made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Replace(" ", SPACE)
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made.train_from_iterator([line for line in lines(3000) if "日" not in line], trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False))
+    made.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
+    for name, value in changes.items():
+        setattr(made, name, value)
+    spec = json.loads(made.to_str())
+    spec["added_tokens"] = [each for each in spec["added_tokens"] if not each["content"].startswith("<0x")]
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}))
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_of_pieces_is_written_with_scores(tmp_path: Path) -> None:
+    own = pieces(tmp_path / "pieces")
+    found = vocabulary_members(tmp_path / "pieces", Ends(900, 1, (2,)), {})
+    again = tokenizers.Tokenizer.from_str(json.dumps(Vocabulary(found).json()))
+    for line in lines(2000):
+        ids = own.encode(line).ids
+        assert again.encode(line).ids == ids and again.decode(ids) == own.decode(ids), line
+    assert found["tokenizer.ggml.add_bos_token"] and not found["tokenizer.ggml.add_space_prefix"]
+    assert found["tokenizer.ggml.token_type"][:4] == [2, 3, 3, 6] and found["tokenizer.ggml.unknown_token_id"] == 0
+
+
+def test_tokenizers_that_no_file_can_state_are_refused(tmp_path: Path) -> None:
+    pieces(tmp_path / "words", pre_tokenizer=pre_tokenizers.Punctuation())
+    with pytest.raises(ModelError, match="has steps that no GGUF file can state; take --scheme w4a16"):
+        vocabulary_members(tmp_path / "words", Ends(900, 1, (2,)), {})
+    for name, model, sentence in (
+        ("wordpiece", {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0}, "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}, "is of the kind WordPiece"),
+        ("whitespace", {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "cuts texts as none does that llama.cpp has a name for"),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        spec = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(spec))
+        with pytest.raises(ModelError, match=sentence):
+            vocabulary_members(tmp_path / name, Ends(1, None, ()), {})
+
+
+# ---- the command
+
+
+def test_the_command_writes_a_file_with_the_models_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", str(DEMO_MODEL), str(tmp_path / "demo.gguf"), "--scheme", "q8_0"]) == 0
+    assert "29 weights, 7.1 MB -> 3.9 MB" in capsys.readouterr().out
+    assert chat_templates(gguf_folder(tmp_path / "demo.gguf", tmp_path / "folders")) == chat_templates(DEMO_MODEL)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, model = saved(tmp_path / "checkpoint", "qwen2", monkeypatch), str(DEMO_MODEL)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 0, "layer_types": None}))
+    other = saved(tmp_path / "other", "granite", monkeypatch)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF1234")
+    before, _ = sorted(tmp_path.iterdir()), capsys.readouterr()
+    for argv, sentence in (
+        ([model, str(tmp_path / "out"), "--scheme", "q4_0"], "has not the ending .gguf: give a name that has."),
+        ([model, str(tmp_path / "broken.gguf"), "--scheme", "q4_0"], "broken.gguf is there already: give a name that is not."),
+        ([str(tmp_path / "broken.gguf"), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "is no GGUF file that can be read"),
+        ([str(other), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "GraniteForCausalLM is not written as GGUF, only LlamaForCausalLM,"),
+        ([str(folder), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "would state windows (17, 17, 17) as (); take --scheme w4a16"),
+        ([str(tmp_path), str(tmp_path / "new.gguf"), "--scheme", "q8_0"], "is no GGUF file that can be read"),
+    ):  # fmt: skip
+        assert main(["quantize", *argv]) == 2
+        found = capsys.readouterr().err
+        assert sentence in found and found.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["quantize", model, "new.gguf", "--scheme", "q4_0", "--group-size", "32"])
+    assert "group_size is 32, and the blocks of q4_0 have 32 inputs: leave it out" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    data = bytearray((tmp_path / "model" / "model.safetensors").read_bytes())
+    data[-2:] = b"\xff\x7f"
+    (tmp_path / "model" / "model.safetensors").write_bytes(data)
+    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "demo.gguf"), "--scheme", "q4_1"]) == 2
+    assert "has numbers that are not finite, which cannot be quantised" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]

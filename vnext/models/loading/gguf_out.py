@@ -1,0 +1,246 @@
+"""GGUF out: a float checkpoint, or another GGUF file, as a GGUF file of few bits that llama.cpp loads.
+
+Matrices become blocks of the scheme's type, the embedding and the head of at least 8 bits; vectors, routers and what else llama.cpp
+wants exact keep their numbers. The metadata that a checkpoint's configuration becomes is read again as any file's: where that gives
+another configuration, the model is refused. The file appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType
+from msgspec.structs import replace
+
+from vnext.kernels.formats.gguf_rounding import to_blocks
+from vnext.models.config.folder import read_config, require_checkpoint, settings_in
+from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.errors import ModelError
+from vnext.models.gguf.config import EMBEDDING, HEAD
+from vnext.models.gguf.folder import SUFFIX, files_of
+from vnext.models.gguf.header import name_map, read_header
+from vnext.models.gguf.members import STRETCHES
+from vnext.models.gguf.vocabulary_out import Ends, vocabulary_members
+from vnext.models.layers.rope import inverse_frequencies
+from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
+from vnext.models.loading.gguf_members import config_members, require_same
+from vnext.models.loading.gguf_tensors import SHIFTED, Names, orders_of, place_of
+from vnext.models.loading.quantise import Loss
+from vnext.models.loading.recording import Recording
+from vnext.models.registry import family
+
+FILE_TYPES = MappingProxyType(
+    {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "BF16": 32, "F16": 1}
+)
+"""llama.cpp's number of a file of mostly this type."""
+FEW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
+HELD_EXACT = re.compile(
+    r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv|position_embd|token_types|per_layer_model_proj"
+    r"|laurel_[lr]|altup_.*|rope_.*|ssm_[adx]|ssm_dt|attn_sinks)(\.weight|\.bias)?|.*\.bias|.*\.scale"
+)
+"""Tensors that llama.cpp keeps exact, too."""
+TOGETHER = 2**22
+"""Numbers that are floats at a time."""
+OWN = ("general.file_type", "general.quantization_version", "general.alignment")
+"""Members that are written anew; those of `split` are left out."""
+VERSION = 2
+"""Of the layout of blocks."""
+Member = tuple[object, GGUFValueType, GGUFValueType | None]
+
+
+class Plan(NamedTuple):
+    """A tensor of the file: its shape, its new type, and `rows`, which gives its rows in float32, some at a time. `data`: its bytes
+    where they stay as they are, [rows, bytes]."""
+
+    shape: tuple[int, ...]
+    type: str
+    rows: Callable[[], Iterator[np.ndarray]]
+    data: np.ndarray | None = None
+
+
+class GgufQuantiser:
+    """Makes the GGUF file `out` of a checkpoint's folder or of a GGUF file. `scheme`: of FILE_TYPES, in lower case. `templates`: a
+    folder's chat templates by name. Raises ModelError before anything is written."""
+
+    def __init__(self, source: Path, out: Path, scheme: str, templates: Mapping[str, str]) -> None:
+        self._out, self._type = out, scheme.upper()
+        if out.suffix != SUFFIX:
+            raise ModelError(f"{scheme} is written as one GGUF file, and {out} has not the ending {SUFFIX}: give a name that has")
+        if out.exists():
+            raise ModelError(f"{out} is there already: give a name that is not")
+        self._open = ExitStack()
+        if source.suffix == SUFFIX and source.is_file():
+            self._members, self._plans = self._of_file(source)
+        else:
+            self._members, self._plans = self._of_folder(source, templates)
+        self.names = [name for name, plan in self._plans.items() if plan.data is None and plan.type != "F32"]
+        if not self.names:
+            raise ModelError(f"{source} has no weights that can become {self._type}: all are so already, or too narrow")
+
+    def run(self) -> Iterator[Loss]:
+        """Write the file; yields as each of `names` is written. Raises ModelError and OSError."""
+        draft = self._out.with_name(f"{self._out.name}.{secrets.token_hex(4)}")
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            writer = self._writer(draft)
+            for name, plan in self._plans.items():
+                loss = self._write(name, plan, writer)
+                if name in self.names:
+                    yield loss
+            writer.close()
+            draft.rename(self._out)
+        finally:
+            self._open.close()
+            draft.unlink(missing_ok=True)
+
+    def _writer(self, draft: Path) -> gguf.GGUFWriter:
+        """A file that has all but the tensors' data."""
+        writer = gguf.GGUFWriter(draft, str(self._members["general.architecture"][0]))
+        own = {"general.file_type": FILE_TYPES[self._type], "general.quantization_version": VERSION}
+        for name, (value, kind, of) in (self._members | {name: _member(value) for name, value in own.items()}).items():
+            if name != "general.architecture" and value != []:  # the package writes the first itself, and no empty lists
+                writer.add_key_value(name, value, kind, sub_type=of)
+        for name, plan in self._plans.items():
+            type_ = GGMLQuantizationType[plan.type]
+            shape = gguf.quants.quant_shape_to_byte_shape(plan.shape, type_)
+            writer.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), raw_dtype=type_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        return writer
+
+    def _write(self, name: str, plan: Plan, writer: gguf.GGUFWriter) -> Loss:
+        if plan.data is not None:
+            writer.write_tensor_data(plan.data)
+            return Loss(name, 0.0)
+        written, lost, whole = [], 0.0, 0.0
+        for rows in plan.rows():
+            if not np.isfinite(rows).all():
+                raise ModelError(f"{name} has numbers that are not finite, which cannot be quantised: repair the checkpoint")
+            written.append(blocks := to_blocks(rows, plan.type))
+            found = gguf.quants.dequantize(blocks, GGMLQuantizationType[plan.type]).reshape(rows.shape)
+            lost += float(np.square(found - rows).sum(dtype=np.float64))
+            whole += float(np.square(rows).sum(dtype=np.float64))
+        writer.write_tensor_data(np.concatenate(written))
+        return Loss(name, (lost / whole) ** 0.5 if whole else 0.0)
+
+    def _type_of(self, name: str, shape: tuple[int, ...]) -> str:
+        """What a tensor is to have, F32 for what stays exact."""
+        if len(shape) < 2 or HELD_EXACT.fullmatch(name):
+            return "F32"
+        type_ = "Q8_0" if name in (EMBEDDING, HEAD) and self._type in FEW else self._type
+        return "F16" if shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[type_]][0] else type_
+
+    # ---- of a GGUF file
+
+    def _of_file(self, source: Path) -> tuple[dict[str, Member], dict[str, Plan]]:
+        files = files_of(source)
+        for file in files:
+            read_header(file)  # refuses what is broken: the package trusts a file
+        readers = [gguf.GGUFReader(file) for file in files]
+        members: dict[str, Member] = {}
+        for field in readers[0].fields.values():
+            if not field.name.startswith(("GGUF.", "split.")) and field.name not in OWN:
+                is_list = field.types[0] == GGUFValueType.ARRAY
+                members[field.name] = field.contents(), field.types[0], field.types[-1] if is_list else None
+        return members, {each.name: self._of_tensor(each) for reader in readers for each in reader.tensors}
+
+    def _of_tensor(self, tensor: gguf.ReaderTensor) -> Plan:
+        shape, own = tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type
+        type_ = self._type_of(tensor.name, shape)
+        if type_ in ("F32", own.name):
+            return Plan(shape, own.name, lambda: iter(()), tensor.data.view(np.uint8))
+        data = tensor.data.reshape(-1, tensor.data.shape[-1])
+        return Plan(shape, type_, lambda: (gguf.quants.dequantize(data[rows], own) for rows in _runs(len(data), shape[-1])))
+
+    # ---- of a checkpoint's folder
+
+    def _of_folder(self, folder: Path, templates: Mapping[str, str]) -> tuple[dict[str, Member], dict[str, Plan]]:
+        require_checkpoint(folder)
+        if settings_in(folder, read_config(folder)):
+            raise ModelError(f"{folder} is quantised already: give the float checkpoint of this model")
+        config = load_config(folder)
+        members = config_members(config)
+        tensors = self._open.enter_context(open_checkpoint(folder)).rooted()
+        plans = self._planned(config, str(members["general.architecture"]), tensors)
+        if len(stretches := _stretches(config)):
+            plans[STRETCHES] = Plan(stretches.shape, "F32", lambda: iter((stretches,)))
+        require_same(config, members, {name: plan.shape for name, plan in plans.items()}, stretches)
+        ends = Ends(config.vocab_size, config.bos_token_id, config.eos_token_ids)
+        members |= vocabulary_members(folder, ends, templates) | {"general.type": "model", "general.name": folder.resolve().name}
+        return {name: _member(value) for name, value in members.items()}, plans
+
+    def _planned(self, config: ModelConfig, architecture: str, tensors: Checkpoint) -> dict[str, Plan]:
+        table = {key: name for key, (_, name) in name_map(architecture, 1).mapping.items()}
+        names = Names(architecture, table, config.layer_count)
+        recording = Recording(tensors.__contains__)
+        family(config.architecture).assemble(recording, config)
+        homes: dict[str, dict[int | None, str]] = {}
+        for own in sorted(recording.read - (recording.heads if config.tie_embeddings else set())):
+            place, expert = place_of(own, names)
+            if own in tensors and not place:
+                raise ModelError(f"{own} has no place in a GGUF file; take --scheme w4a16")
+            if own in tensors:
+                homes.setdefault(place, {})[expert] = own
+        plans = {}
+        for place, parts in homes.items():
+            one = tensors.shape(next(iter(parts.values()))) or ()
+            order, _ = orders_of(place.split(".")[-2], one[0], names, config)
+            shift = float(architecture in SHIFTED and place.endswith("norm.weight"))
+            inverse = None if order is None else np.argsort(order)
+            every = [_Rows(tensors, parts[each], one, inverse, shift) for each in sorted(parts, key=lambda each: each or 0)]
+            shape = one if None in parts else (len(parts), *one)
+            plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every))
+        return plans
+
+
+def _stretches(config: ModelConfig) -> np.ndarray:
+    """What divides the frequencies of a rope as that of Llama 3.1, nothing for others."""
+    if config.rope.kind != "llama3":
+        return np.empty(0, np.float32)
+    plain = replace(config.rope, kind="default")
+    found: np.ndarray = inverse_frequencies(plain, config.head_dim) / inverse_frequencies(config.rope, config.head_dim)
+    return found
+
+
+class _Rows(NamedTuple):
+    """A checkpoint's tensor, its rows in another order unless `order` is None, `shift` added to its numbers."""
+
+    tensors: Checkpoint
+    name: str
+    shape: tuple[int, ...]
+    order: np.ndarray | None
+    shift: float
+
+    def floats(self) -> Iterator[np.ndarray]:
+        whole = self.tensors.part(self.name, self.shape, ())
+        for rows in _runs(len(whole), int(np.prod(self.shape[1:]))):
+            part = whole[rows if self.order is None else self.order[rows]].astype(np.float32)
+            yield part + np.float32(self.shift) if self.shift else part
+        self.tensors.release(self.name)
+
+
+def _all_rows(every: list[_Rows]) -> Iterator[np.ndarray]:
+    return (rows for each in every for rows in each.floats())
+
+
+def _runs(count: int, width: int) -> Iterator[slice]:
+    step = max(1, TOGETHER // width)
+    return (slice(first, first + step) for first in range(0, count, step))
+
+
+def _member(value: object) -> Member:
+    kinds = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+    if not isinstance(value, list):
+        return value, kinds[type(value)], None
+    of = type(value[0]) if value else int
+    return value, GGUFValueType.ARRAY, GGUFValueType.INT32 if of is int else kinds[of]
