@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,45 @@ def gpus() -> str:
     return table(("", *GPUS, "target"), rows)
 
 
-LEVELS = ("amx", "avx512-bf16", "avx512", "avx2", "portable", "portable-int8-keys", "experts")
+LEVELS = ("amx", "avx512-bf16", "avx512", "avx2", "portable", "portable-int8-keys")
+KINDS = {
+    "deepseek_v3": "latent attention", "gpt_oss": "sinks", "glm4_moe": "a sigmoid router", "qwen3_5": "delta nets",
+    "lfm2": "convolutions", "granite_h": "Mamba-2",
+}  # fmt: skip
+"""Of layers, by the models that have them."""
+APART = "with whole experts on 2 ranks"
 
 
 def determinism() -> str:
-    """What the newest record of each instruction set, and of experts, has compared."""
+    """What the newest record of each instruction set, and of each kind of layers, has compared."""
     rows = []
     for record in (newest(f"determinism-{level}") for level in LEVELS):
         found = json.loads(record.read_text())
         runs = found["models"].values()
         compared, differ = sum(run["tokens_compared"] for run in runs), sum(len(run["different"]) for run in runs)
-        link = f"[{record.stem[11:]}](../perf/records/{record.name})"
-        rows.append((link, found["machine"]["cpu_model"], f"{compared:,}", str(differ)))
-    return table(("record", "processor", "tokens compared", "differ"), rows)
+        rows.append((_link(record), _processor(found), f"{compared:,}", str(differ)))
+    return table(("record", "processor", "tokens compared", "differ"), [*rows, *_kinds(newest("determinism-kinds"))])
+
+
+def _kinds(record: Path) -> Iterator[tuple[str, ...]]:
+    """A row of each kind of layers, and one of experts that are whole on a rank."""
+    found = json.loads(record.read_text())
+    runs, where, processor = found["models"], _link(record) + ": ", _processor(found)
+    for model, kind in KINDS.items():
+        yield where + kind, processor, f"{runs[model]['tokens_compared']:,}", str(len(runs[model]["different"]))
+        where = processor = ""
+    apart = [run for run in runs.values() if APART in run["circumstances"]]
+    differ = sum(case["circumstance"] == APART for run in apart for case in run["different"])
+    yield APART.removeprefix("with "), processor, f"{sum(run['circumstances'][APART] for run in apart):,}", str(differ)
+
+
+def _processor(found: dict[str, Any]) -> str:
+    name: str = found["machine"]["cpu_model"]
+    return name.replace("(R)", "").removesuffix(" Processor")
+
+
+def _link(record: Path) -> str:
+    return f"[{record.stem.partition('determinism-')[2]}](../perf/records/{record.name})"
 
 
 def control_plane() -> str:
