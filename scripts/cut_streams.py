@@ -207,7 +207,7 @@ class Storm:
             await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.5))
             while self.found["cuts"] < cuts + CUTS_A_KILL:  # on a busy machine what was killed takes longer to serve again
                 await asyncio.sleep(PAUSE_S)
-            kind = self._rng.choice([*self.kills])
+            kind = self._rng.choice([kind for kind, count in self.kills.items() if count == min(self.kills.values())])
             with suppress(psutil.Error, IndexError):  # a process that is being started again cannot be killed, and does not count
                 if kind == "router":
                     self._routers.kill(self._rng.randrange(len(self._routers.urls)))
