@@ -184,7 +184,7 @@ def test_a_story_told_again_is_the_same_story(tmp_path, privacy):
 
 def test_a_toy_that_speaks_otherwise_is_no_failure_of_the_engine(log_dir):
     """Only where the laws see nothing the simulator's model is asked, and its own logs keep its word."""
-    assert checked_events(simulate(scenario(3)).events) == (None, False)
+    assert checked_events(simulate(scenario(3, client_count=20)).events) == (None, False)
 
 
 # ---- to-test -----------------------------------------------------------------------------------------------------

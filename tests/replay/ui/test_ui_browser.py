@@ -55,10 +55,16 @@ def logs(tmp_path_factory) -> list[Path]:
     return [record(folder / f"run-{count}", config=config, seed=3, arrivals=count, size=4000) for count in (60, 70)]
 
 
-@pytest.fixture(params=[1, 2], ids=["one", "two"])
-def page(request, browser, logs) -> Iterator[Page]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one", "two"])
+def scrubber(request, browser, logs) -> Iterator[Page]:
+    """One process for all tests that look at the same logs."""
     with shown(browser, *logs[: request.param]) as found:
         yield found
+
+
+@pytest.fixture
+def page(browser, scrubber) -> Page:
+    return Page(browser, scrubber.address, scrubber.logs)
 
 
 @contextmanager
@@ -317,7 +323,7 @@ def test_only_what_is_wanted_is_shown_and_a_number_leads_to_a_life(page, logs):
     assert not page.driver.execute_script("return document.querySelector('#request').open") and page.complaints == []
 
 
-@pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
+@pytest.mark.parametrize("scrubber", [2], indirect=True, ids=["two"])
 def test_the_shorter_of_two_logs_says_that_it_has_ended(page, logs):
     ends = [Walk(Index(open_log(log))).last_step for log in logs]
     assert ends[0] != ends[1]
@@ -392,7 +398,7 @@ def test_preemptions_are_one_key_away(page):
     WebDriverWait(page.driver, WAIT_S).until(lambda _: "preempted in this step" in page.text(".facts"))
 
 
-@pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
+@pytest.mark.parametrize("scrubber", [2], indirect=True, ids=["two"])
 def test_two_logs_stand_at_their_first_difference(page, logs):
     page.open(0)
     assert not page.driver.find_elements(By.CSS_SELECTOR, ".log.different")
