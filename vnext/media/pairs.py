@@ -45,6 +45,10 @@ class PairForm(NamedTuple):
         """What stands for a video in a prompt's text."""
         return PLACE if self.per_second else BEGIN + PLACE + END
 
+    @property
+    def shown(self) -> str:
+        return BEGIN + PLACE + END
+
     def customized(self, custom: Custom, name: str) -> PairForm:
         """The form for one request's videos. Raises MediaError where it asks for more than the model's files have."""
         if not PAIR <= (custom.num_frames or PAIR) <= self.most_frames or custom.fps > RATE_MAX:

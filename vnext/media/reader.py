@@ -16,9 +16,8 @@ import numpy as np
 from vnext.media import anyres, grid, rows, tiles, whole
 from vnext.media.custom import NOT_CUSTOM, Custom
 from vnext.media.films import film_of
-from vnext.media.pairs import BEGIN, END, PLACE, PairForm
 from vnext.media.pictures import MediaError, picture_of
-from vnext.media.seen import Form, Seen, with_images
+from vnext.media.seen import FilmForm, Form, Seen, with_images
 from vnext.media.sounds import SoundForm, file_of
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
@@ -32,8 +31,6 @@ IMAGES_MAX = 32
 """Of one prompt, videos among them."""
 SOUNDS = "sounds"
 """The name of the form of a model that reads sounds."""
-FILM = BEGIN + PLACE + END
-"""Stands for a video in a message of a conversation."""
 
 
 def form_of(folder: Path, sizes: str) -> Form:
@@ -60,8 +57,10 @@ class ImageReader:
         name, *numbers = sizes.split()
         self._form = SoundForm(int(numbers[0]), int(numbers[1])) if name == SOUNDS else form_of(model_path, sizes)
         self._store, self._rules = MediaStore(map(folder_of, addresses)), rules
-        self._films: PairForm | None = getattr(self._form, "films", None)
-        self.shown = {"audio" if name == SOUNDS else "image": self._form.shown} | ({"video": FILM} if self._films else {})
+        self._films: FilmForm | None = getattr(self._form, "films", None)
+        self.shown = {"audio" if name == SOUNDS else "image": self._form.shown}
+        self.shown |= {"video": self._films.shown} if self._films else {}
+        self._shares = self._films is not None and len(self._form.tokens) == 1
 
     @property
     def kind(self) -> str:
@@ -120,8 +119,12 @@ class ImageReader:
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """A prompt's text in which each mark is the text of its image, video or sound. Raises MediaError."""
+        if self._shares and len({image.is_film for image in images}) > 1:
+            raise MediaError("the prompt has images and videos, and this model reads either: leave one of the two out")
         if self._films is not None:
             text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
+        if self._shares and any(image.is_film for image in images):
+            return text  # whose frames are images
         return with_images(text, [image.text for image in images if not image.is_film], self._form.mark, self.kind)
 
     def packed(self, tokens: Sequence[int], images: Sequence[Shown]) -> bytes:
@@ -129,8 +132,10 @@ class ImageReader:
         tokenizer is another model's."""
         given, inputs = np.array(tokens, dtype=np.int32), list[Input]()
         places, behind = np.flatnonzero(np.isin(given, self._form.tokens)), 0
-        queues = [deque(each for image in images if image.is_film == kind for each in image.inputs) for kind in (False, True)]
-        film_token = self._form.tokens[-1] if self._films is not None else None
+        has_both = self._films is not None and not self._shares
+        kinds = [[image for image in images if (image.is_film and has_both) == kind] for kind in (False, True)]
+        queues = [deque(each for image in kind for each in image.inputs) for kind in kinds]
+        film_token = self._form.tokens[-1] if has_both else None
         while behind < len(places) and (queue := queues[int(given[places[behind]]) == film_token]):
             digest, count = queue.popleft()
             own = places[behind : behind + count]

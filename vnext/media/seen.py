@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vnext.media.custom import Custom
+from vnext.media.films import Choice, Clip, Film
 from vnext.media.pictures import MediaError
 
 HEAD_MAX = 100
@@ -54,6 +56,24 @@ class Form(Protocol):
 
     def numbers(self, part: Part) -> np.ndarray:
         """What a tower reads of an input: float32 [N, 3, height, width]."""
+
+
+class FilmForm(Protocol):
+    """How a kind of model reads videos. `mark` and `shown` as of a Form."""
+
+    @property
+    def mark(self) -> str: ...
+    @property
+    def shown(self) -> str: ...
+
+    def customized(self, custom: Custom, name: str) -> FilmForm:
+        """The form for one request's videos. Raises MediaError where it asks for more than the model's files have."""
+
+    def choose(self, clip: Clip, name: str) -> Choice:
+        """The frames that transformers takes, in the size that it brings them to. Raises MediaError."""
+
+    def seen(self, film: Film, name: str) -> Seen:
+        """A film's inputs, and the text that stands for it. Raises MediaError."""
 
 
 def part_in(file: bytes) -> Part:
