@@ -24,7 +24,7 @@ from vnext.state.events import AnyEvent
 STORY_EVENTS_MAX = 40
 LONG_STORIES = {"an own policy without patience": 200}
 """One request gives way nine times before anything is wrong."""
-FOLDED_MAX = (1_500, 1_500, 1_500, 8_000)
+FOLDED_MAX = (1_500, 1_500, 1_500, 8_000, 8_000, 8_000)
 """Events of the search: most bugs are small soon, else another scenario that fails is easier as a rule."""
 EVENTS_SCANNED_IN_VAIN = 2_000
 """Of a bug that no law of a story finds, unless a story did when all seeds were scanned."""
