@@ -4,7 +4,8 @@ Owns the counting: valgrind's callgrind runs `steady_core` and `steady_edge`, an
 separate the parts. ZMQ's threads are counted, kernel work is not. Beside busy processes messages come at other times: an edge's
 counts vary by 10 % (a core's by 0.3 %, as its clock stands still), so each count is the median of several runs, one after another.
 Counts differ between processors, so a record belongs to one processor model. `--record` writes a record, `--json` one elsewhere;
-the counts are compared with the newest record of this processor. The exit status is always 0: `.ci/run` prints the lines.
+the counts are compared with the newest record of this processor. `--gate 3` ends with 1 where a count is more than 3 per cent above
+that record, made by the same Python and libraries: they count too. A change that is meant to cost so much brings a new record.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=RUNS, help="runs of each program, of which the medians are taken (default: %(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record of this processor")
     parser.add_argument("--json", type=Path, help="record to write, with the counts of each run")
+    parser.add_argument("--gate", type=float, metavar="PERCENT", help="end with 1 where a count is so much above the record")
     parser.add_argument("--drive", choices=PROGRAMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
@@ -84,7 +86,11 @@ def main() -> int:
         print(f"instructions: {line}")
     for path in [record_path(before)] * options.record + [options.json] * bool(options.json):
         write_record(path, runs, msgspec.to_builtins(before))
-    return 0
+    if options.gate is None or known is None or not is_comparable(known["machine"], before):
+        return 0
+    if above := beyond(counted, known["instructions"], options.gate):
+        print(f"instructions: {above}")
+    return int(bool(above))
 
 
 class Uncounted(Exception):
@@ -242,6 +248,19 @@ def compared(counted: dict[str, int], known: dict[str, int] | None, cpu_model: s
         if name in known else f"{name} {value:,} (not in the record of this processor)"
         for name, value in counted.items()
     ]  # fmt: skip
+
+
+def is_comparable(known: Mapping[str, Any], now: Machine) -> bool:
+    """Return whether a record's machine has this one's Python and libraries."""
+    return known["python"] == now.python and known["libraries"] == now.libraries
+
+
+def beyond(counted: Mapping[str, int], known: Mapping[str, int], percent: float) -> str:
+    """Return a sentence that names what takes more instructions than the record allows, "" where nothing does."""
+    found = {name: (value, known[name]) for name, value in counted.items() if 100 * value > (100 + percent) * known.get(name, value)}
+    above = [f"a {name} takes {100 * (value / before - 1):.1f} %" for name, (value, before) in found.items()]
+    more = "more instructions than the record: find what costs them, or record that they are meant (--record)."
+    return f"{' and '.join(above)} {more}" if above else ""
 
 
 def record_path(of: Machine) -> Path:

@@ -7,11 +7,13 @@ import shutil
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perf import count_instructions
 from perf.steady_core import SteadyCore
 from perf.steady_edge import SteadyEdge
+from vnext.commands.machine import machine
 
 
 def test_a_change_is_told_against_the_newest_record_of_this_processor(tmp_path: Path) -> None:
@@ -37,6 +39,25 @@ def test_the_median_of_the_runs_is_taken_and_each_is_recorded(
     record = json.loads((tmp_path / "counted.json").read_text())
     assert record["instructions"] == {"step": 101, "visit": 7}
     assert sorted(record["runs"]["step"]) == [99, 100, 101, 102, 112] and record["runs"]["visit"] == [7] * 5
+
+
+@pytest.mark.parametrize(
+    ("step", "python", "status"), [(103, "", 0), (104, "", 1), (90, "", 0), (150, "3.9.1", 0)], ids=["noise", "more", "less", "another Python"]
+)
+def test_more_instructions_than_the_record_allows_do_not_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int, python: str, status: int
+) -> None:
+    own = msgspec.to_builtins(machine())
+    record = {"machine": own | ({"python": python} if python else {}), "instructions": {"step": 100, "visit": 7}}
+    monkeypatch.setattr(count_instructions, "newest_record", lambda *_: record)
+    monkeypatch.setattr(count_instructions, "count", lambda program: {"step": step, "visit": 7})
+    monkeypatch.setattr(count_instructions, "reason_not_to_count", lambda: None)
+    monkeypatch.setattr("sys.argv", ["count_instructions", "--program", "core", "--gate", "3"])
+    assert count_instructions.main() == status
+    sentence = "instructions: a step takes 4.0 % more instructions than the record: find what costs them"
+    assert capsys.readouterr().out.count(sentence) == status
+    monkeypatch.setattr("sys.argv", ["count_instructions", "--program", "core"])
+    assert count_instructions.main() == 0, "without a gate the lines alone"
 
 
 def test_without_valgrind_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
