@@ -216,6 +216,7 @@ LATE_IMPORTS = {
     "vnext/media/sounds.py": (1, "soundfile, when the first sound comes that is no WAV"),
     "vnext/media/films.py": (1, "PyAV, when the first video comes"),
     "vnext/media/pixels.py": (1, "Pillow"),
+    "vnext/server/context/api_keys.py": (1, "yaml's own reader finds the line of a wrong weight, and only then is read"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
     "vnext/api/async_llm.py": (1, "vectors need numpy"),

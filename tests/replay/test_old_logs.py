@@ -44,7 +44,8 @@ from vnext.state.traits import line_of
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
                   "digest-2-agents": (178, 83), "digest-2-adapters": (412, 180), "digest-2-recoveries": (141, 55),
-                  "digest-2-recoveries-shape": (142, 56), "digest-2-weights": (131, 46), "digest-2-weights-shape": (131, 46)}  # fmt: skip
+                  "digest-2-recoveries-shape": (142, 56), "digest-2-weights": (131, 46), "digest-2-weights-shape": (131, 46),
+                  "digest-2-turns": (277, 114)}  # fmt: skip
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -161,6 +162,14 @@ def test_an_old_log_tells_of_its_weights(capsys, name):
         moments = answer(capsys, "req", path, id_)[1]["moments"]
         notes = [moment["note"] for moment in moments if moment["event"] == item.number]
         assert notes == [f"{line_of(item.event)}: its tokens are computed anew"]
+
+
+def test_turns_of_an_old_log_have_no_weights() -> None:
+    """Clients took turns before requests had weights: each counts as 1, in tokens."""
+    items = [item for item in fold(open_log(GOLDEN / "digest-2-turns")) if isinstance(item, Folded)]
+    states = [item.after for item in items]
+    assert {request.weight for state in states for request in state.requests.mapping().values()} == {1}
+    assert max(len(state.clients.live) for state in states) > 3 and {state.clients.unit for state in states} == {1}
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

@@ -178,11 +178,15 @@ def _wrong_admissions(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:
 
 
 def arrived_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
-    """Another number than the next one, no prompt, half a token, input or row, no answer wanted, or more than anybody could serve."""
+    """Another number than the next one, no prompt, half a token, input or row, no answer wanted or a wrong weight, or more than
+    anybody could serve."""
     due, far = seen.state.next_id, seen.state.config.max_model_len
     id_, prompt, wanted_tokens = rng.choose(
         ((due + 1, 1, 1), (due - 1, 1, 1), (due, 0, 1), (due, 1, 0), (due, far, 1), (due, 1, far), (due, -1, 1), (due, -2, 1))
     )
+    weight = 1
+    if not wanted_tokens and due % 2:
+        wanted_tokens, weight = 1, 101 * (due % 4 == 1)
     uneven = input_tokens(with_rows(bytes(DIGEST_SIZE), 3), DIGEST_WORDS).tobytes()
     torn = uneven if seen.state.config.grids else uneven[:-4]
     data = pack_tokens([1] * prompt) if prompt >= 0 else torn if prompt == -2 else b"\x01\x00\x00\x00\x00"
@@ -193,6 +197,7 @@ def arrived_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
         sampling=Sampling(seed=0, max_tokens=wanted_tokens),
         priority=0,
         arrival_ns=0,
+        weight=weight,
     )
 
 

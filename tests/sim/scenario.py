@@ -6,12 +6,14 @@ from functools import cache
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause
 from vnext.state.params import Sampling
 
 NEVER = -1
+WEIGHTS = (1, 3, 100, 7)
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
     abort_us: int = NEVER
     stop: tuple[int, ...] = ()
+    weight: int = 1
 
     @property
     def number(self) -> int:
@@ -91,6 +94,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     disk: Disk | None = None
     second_us: int = 0
     searches: bool = False
+
+
+def weighed(clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests: the first third without weights, then with those of who sends them, then with others."""
+    thirds = [3 * place // len(clients) for place in range(len(clients))]
+    weights = [WEIGHTS[(each.number + third) % len(WEIGHTS)] if third else 1 for each, third in zip(clients, thirds)]
+    return tuple(replace(each, weight=weight) for each, weight in zip(clients, weights))
 
 
 def capacity(config: SchedulerConfig) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.sim.pictures import pictured
-from tests.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from tests.sim.scenario import NEVER, Client, Faults, Scenario, capacity, weighed
 from tests.sim.tier import as_kept, draw_disk, returning
 from vnext.sched.policies import STEADY
 from vnext.sim.rng import Rng
@@ -58,6 +58,8 @@ SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
 PEER_PERCENT = 60
+WEIGHED_SEEDS = 3
+"""In one of so many scenarios requests have weights; nothing is drawn for it."""
 SHORT_SEEDS = 6
 """In one of so many scenarios memory runs short, drawn from a seed of its own."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
@@ -93,6 +95,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         clients = constrained(Rng(~seed % 2**64), config, clients)
         clients = forcing(Rng(seed + 2**62), clients) if drafts_by_grammar(seed) else clients
         clients = interrupted(Rng(seed + 2**63), config, clients) if is_interrupted(seed) else clients
+    clients = weighed(clients) if seed % WEIGHED_SEEDS == 1 else clients
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
     return Scenario(

@@ -257,7 +257,7 @@ class Simulation:
         return dict(
             id=RequestId(self.state.next_id), name=str(number), prompt=pack_tokens(client.prompt), sampling=client.sampling,
             priority=client.priority, arrival_ns=1000 * (self.now_us + self._clock_error_us()), cache_salt=client.cache_salt,
-            client=client.number,
+            client=client.number, weight=client.weight,
         )  # fmt: skip
 
     def _clock_error_us(self) -> int:

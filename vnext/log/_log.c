@@ -244,15 +244,16 @@ static void count_abort(Cursor *c, Counts *n) {
     ++n->aborts;
 }
 
-/* An arrival of the first logs, or one with the client's number behind `generated`, which is empty. */
-static void count_arrival(Cursor *c, Counts *n, int has_client) {
+/* An arrival of the first logs, or one with the client's number and maybe its weight behind `generated`, which is empty. */
+static void count_arrival(Cursor *c, Counts *n, uint64_t fields) {
     const uint8_t *text;
     get_uint(c), get_ascii(c, &text);
     uint64_t size = get_bin(c);
     get_sampling(c), get_int(c, 1);
     uint64_t time = get_uint(c);
     get_ascii(c, &text);
-    if (has_client) must_be(c, get_bin(c), 0), get_uint(c);
+    if (fields > 8) must_be(c, get_bin(c), 0), get_uint(c);
+    if (fields > 10) get_uint(c);
     if (n->arrivals == n->arrivals_max || size > INT32_MAX || time > INT64_MAX) c->bad = 1;
     else n->prompts[n->arrivals] = (int32_t)size, n->times[n->arrivals++] = time;
 }
@@ -261,7 +262,7 @@ static void count_event(Cursor *c, Counts *n) {
     uint64_t fields = get_array(c), tag = get_uint(c);
     if (tag == PLANNED && fields == 5) count_plan(c, n);
     else if (tag == COMMITTED && fields == 3) count_commit(c, n);
-    else if (tag == ARRIVED && (fields == 8 || fields == 10)) count_arrival(c, n, fields == 10);
+    else if (tag == ARRIVED && (fields == 8 || fields == 10 || fields == 11)) count_arrival(c, n, fields);
     else if (tag == ABORTED && fields == 3) count_abort(c, n);
     else c->bad = 1;
 }

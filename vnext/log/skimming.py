@@ -143,7 +143,7 @@ def _is_plain_event(event: object, width: int) -> bool:
     if not (_is_list(event) and event and _is_uint(event[0])):
         return False
     match event[0], len(event):
-        case 1, 8 | 10:
+        case 1, 8 | 10 | 11:
             return _is_arrival(event, width)
         case 2, 3:
             return _is_list(event[1]) and all(map(_is_uint, event[1])) and _is_ascii(event[2]) and event[2] in REASONS
@@ -157,10 +157,10 @@ def _is_plain_event(event: object, width: int) -> bool:
 
 
 def _is_arrival(event: _Body, width: int) -> bool:
-    """An arrival of the first logs, or one with the client's number behind `generated`, which is empty."""
+    """An arrival of the first logs, or one with the client's number and maybe its weight behind `generated`, which is empty."""
     _, id_, name, prompt, sampling, priority, time, salt, *later = event
     return (
-        (not later or (later[0] == b"" and _is_uint(later[1]))) and _is_uint(id_) and _is_ascii(name)
+        (not later or (later[0] == b"" and all(map(_is_uint, later[1:])))) and _is_uint(id_) and _is_ascii(name)
         and _are_tokens(prompt, width) and _is_sampling(sampling)
         and type(priority) is int and _is_uint(time) and time <= TIME_MAX and _is_ascii(salt)
     )  # fmt: skip

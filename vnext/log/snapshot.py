@@ -81,6 +81,7 @@ class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int
     tokens: bytes
     client: int = 0
+    weight: int = 1
 
 
 class StoredTier(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +211,7 @@ def _lives(state: State) -> list[LiveRequest]:
 def _life(request: Request, tokens: bytes) -> LiveRequest:
     return LiveRequest(
         request.id, request.name, request.sampling, request.priority, request.arrival_ns, request.root,
-        request.prompt_length, tokens, request.client,
+        request.prompt_length, tokens, request.client, request.weight,
     )  # fmt: skip
 
 
@@ -348,6 +349,7 @@ def _request(life: LiveRequest) -> Request:
         arrival_ns=life.arrival_ns,
         root=life.root,
         client=life.client,
+        weight=life.weight,
     )
 
 

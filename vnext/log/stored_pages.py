@@ -155,12 +155,13 @@ def require(condition: bool, message: str) -> None:
 
 class StoredClients(msgspec.Struct, frozen=True, array_like=True):
     """(priority, number, charged) of the clients that live, in rising order; (priority, number, service) of those that are
-    remembered, longest first; (priority, least service of the next one that is lifted). `alone`: as in Clients."""
+    remembered, longest first; (priority, least service of the next one that is lifted). `alone`, `unit`: as in Clients."""
 
     live: tuple[tuple[int, int, int], ...]
     idle: tuple[tuple[int, int, int], ...]
     next_starts: tuple[tuple[int, int], ...]
     alone: tuple[int, int] | None = None
+    unit: int = 1
 
 
 def stored_clients(clients: Clients) -> StoredClients:
@@ -169,6 +170,7 @@ def stored_clients(clients: Clients) -> StoredClients:
         idle=tuple((*key, service) for key, service in clients.idle.items()),
         next_starts=tuple(sorted((priority, group.next_start) for priority, group in clients.classes.items())),
         alone=clients.alone,
+        unit=clients.unit,
     )
 
 
@@ -178,7 +180,7 @@ def renumbered(stored: StoredClients, number_of: Callable[[int], int]) -> Stored
         tuple((priority, number_of(number), tokens) for priority, number, tokens in some) for some in (stored.live, stored.idle)
     )
     alone = stored.alone and (stored.alone[0], number_of(stored.alone[1]))
-    return StoredClients(tuple(sorted(live)), idle, stored.next_starts, alone)
+    return StoredClients(tuple(sorted(live)), idle, stored.next_starts, alone, stored.unit)
 
 
 def clients_of(
@@ -190,7 +192,7 @@ def clients_of(
         return None
     stored = stored or StoredClients((), (), ())
     if stored.alone:
-        return msgspec.structs.replace(clients, alone=stored.alone)
+        return msgspec.structs.replace(clients, alone=stored.alone, unit=stored.unit)
     rows, queues = Counter(keys[id_] for id_ in running), defaultdict[ClientKey, list[int]](list)
     for id_ in sorted(set(keys).difference(running)):
         queues[keys[id_]].append(id_)
@@ -201,4 +203,5 @@ def clients_of(
         live=VersionedMap({key: Client(tokens, rows[key], tuple(queues[key])) for key, tokens in charged.items()}),
         idle={(priority, number): tokens for priority, number, tokens in stored.idle},
         classes={priority: ClientClass(live=count, next_start=starts.get(priority, 0)) for priority, count in counts.items()},
+        unit=stored.unit,
     )

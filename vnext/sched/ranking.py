@@ -19,7 +19,7 @@ from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, polic
 from vnext.state.facilities.weights import has_begun
 from vnext.state.state import State, Waiting
 from vnext.state.store import fields
-from vnext.state.store.clients import ClientKey, key_of as client_key, services
+from vnext.state.store.clients import ClientKey, key_of as client_key, price, services
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:
@@ -181,7 +181,7 @@ def places_in_turn(state: State, count: int) -> Sequence[int]:
     while turns and len(places) < count:
         _, key, at = heappop(turns)
         places.append(place := _place(state, queues[key][at]))
-        served[key] += state.waiting[place].known
+        served[key] += state.waiting[place].known * price(state.clients, state.requests[state.waiting[place].id])
         if at + 1 < len(queues[key]):
             heappush(turns, (_turn(state, key, queues[key][at + 1], served[key], oldest), key, at + 1))
     return places

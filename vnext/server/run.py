@@ -32,7 +32,7 @@ from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.console import curl_line, write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, template_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, follow_keys, template_of
 from vnext.server.context.text_work import settle
 from vnext.server.context.traces import TracesUnusable, require_traces
 from vnext.server.http.background import BACKGROUND, Background, close_background
@@ -300,7 +300,7 @@ def make_app(
     app[READERS], app[FOLLOWERS] = Readers(), set()
     app.on_shutdown.append(end_streams)
     app[TURN] = Turn(settings.sse_ping_interval_s)
-    app.cleanup_ctx.append(report_load)
+    app.cleanup_ctx.extend((report_load, follow_keys))
     app[welcome.ROUTES] = ROUTES
     app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=template is not None, has_key=settings.needs_key)
     for prefix in dict.fromkeys(("", settings.root_path)):

@@ -53,14 +53,15 @@ def policy_keys(seen: PlainState) -> dict[int, Key]:
 
 def turn_keys(seen: PlainState) -> dict[int, Key]:
     """Under `fair`, the place of every row among the rows and of every waiting request in the queue. Law F2 has compared what the
-    clients were charged."""
+    clients were charged, in units of which a token of weight 3 costs a third as many as one of weight 1."""
     state, requests = seen.state, seen.state.requests.mapping()
     assert state.clients is not None
     of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.rows.id, *(entry.id for entry in state.waiting))}
+    cost = {id_: state.clients.unit // requests[id_].weight for id_ in of}
     served = dict.fromkeys(of.values(), 0) | {key: client.charged for key, client in state.clients.live.items()}
     oldest = {key: min(id_ for id_ in of if of[id_] == key) for key in of.values()}
     for id_, computed in zip(seen.rows.id, seen.rows.computed):
-        served[of[id_]] += computed
+        served[of[id_]] += computed * cost[id_]
 
     def turn(id_: int, preemptions: int) -> Key:
         hurries = preemptions >= PATIENCE and oldest[of[id_]] == id_
@@ -72,7 +73,7 @@ def turn_keys(seen: PlainState) -> dict[int, Key]:
     while queue:
         best = min(queue, key=lambda entry: turn(entry.id, entry.preemption_count))
         found[best.id] = (1, len(state.waiting) - len(queue))
-        served[of[best.id]] += best.known
+        served[of[best.id]] += best.known * cost[best.id]
         queue.remove(best)
     return found
 

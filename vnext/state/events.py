@@ -53,7 +53,8 @@ class EngineStarted(Event, frozen=True, tag=0):
 
 class RequestArrived(Event, frozen=True, tag=1):
     """`id` counts arrivals from 0 without gaps; `name` is the client's label. `prompt` is int32 bytes, not empty.
-    `generated` stays empty (see RequestResumed). `client` tells clients apart, 0 where none is known."""
+    `generated` stays empty (see RequestResumed). `client` tells clients apart, 0 where none is known, and
+    `weight` is its share in turns."""
 
     id: RequestId
     name: str
@@ -64,6 +65,7 @@ class RequestArrived(Event, frozen=True, tag=1):
     cache_salt: str = ""
     generated: bytes = b""
     client: int = 0
+    weight: int = 1
 
     traits: ClassVar[Traits] = Traits(
         lines=("request {id} arrives with {prompt} tokens, priority {priority}", "request {id} arrives with {prompt} tokens"),
@@ -71,7 +73,7 @@ class RequestArrived(Event, frozen=True, tag=1):
         keyed=("name", "cache_salt", "client", "sampling"),
         public=("generated",),
         requests=("id",),
-        shrinks=("priority", "cache_salt", "arrival_ns", "client"),
+        shrinks=("priority", "cache_salt", "arrival_ns", "client", "weight"),
     )
 
 
@@ -183,7 +185,7 @@ class RequestResumed(RequestArrived, frozen=True, tag=9):
         tokens=("prompt", "generated"),
         keyed=("name", "cache_salt", "client", "sampling"),
         requests=("id",),
-        shrinks=("priority", "cache_salt", "arrival_ns", "client"),
+        shrinks=("priority", "cache_salt", "arrival_ns", "client", "weight"),
     )
 
 

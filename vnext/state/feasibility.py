@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, generated_by, unpack_tokens
-from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, Guidance, Sampling
+from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, WEIGHT_MAX, Guidance, Sampling
 from vnext.state.store.inputs import are_whole, has_inputs, inputs_in, rows_of
 from vnext.state.windows import pages_needed
 
@@ -19,6 +19,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return "the prompt is empty: send at least one token"
     if wanted < 1:
         return f"max_tokens is {wanted}: ask for at least 1"
+    if not 1 <= arrival.weight <= WEIGHT_MAX:
+        return f"the weight is {arrival.weight}: it must be 1 to {WEIGHT_MAX}"
     if has_inputs(arrival.prompt) and (why_not := _inputs_refusal(config, arrival)):
         return why_not
     if prompt + wanted > config.max_model_len:

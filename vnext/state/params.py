@@ -17,6 +17,7 @@ import msgspec
 TOKEN_ID_MAX = 2**31 - 1
 SEED_MAX = 2**64 - 1
 LOGPROBS_MAX = 20
+WEIGHT_MAX = 100  # of a client, in turns
 RETENTION_MAX_S = 2**31 - 1
 ALL_TOKENS = 2**31 - 1
 """The tokens of a retention that keeps a whole request."""

@@ -155,6 +155,7 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         arrival_ns=event.arrival_ns,
         root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
         client=event.client,
+        weight=event.weight,
     )
     clients = arrived(state, request)
     state = enqueue(state, entry_of(state.config, label_of(state.weights), request, request.prompt + generated_by(event)))

@@ -26,7 +26,8 @@ from vnext.state.store.versions import VersionedMap
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The data that never changes while a request lives. `root` is the parent hash of its first block, computed
-    with the weights that the engine started with, `client` the number of its client, 0 where none is known."""
+    with the weights that the engine started with, `client` the number of its client, 0 where none is known, `weight`
+    its share in turns."""
 
     id: RequestId
     name: str
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_ns: int
     root: bytes
     client: int = 0
+    weight: int = 1
 
     @property
     def prompt_length(self) -> int:

@@ -41,8 +41,8 @@ def arrival(id_: int, token_count: int = 3, name: str = "client", **changes: obj
 
 
 def parameter_bytes(event: RequestArrived) -> int:
-    """What the request itself says, as msgpack: sampling, priority, salt."""
-    return sum(len(msgspec.msgpack.encode(part)) for part in (event.sampling, event.priority, event.cache_salt))
+    """What the request itself says, as msgpack: sampling, priority, salt, weight."""
+    return sum(len(msgspec.msgpack.encode(part)) for part in (event.sampling, event.priority, event.cache_salt, event.weight))
 
 
 def ring_bytes(*messages: bytes) -> int:
@@ -55,7 +55,7 @@ def ring_bytes(*messages: bytes) -> int:
 
 def test_events_come_back_without_what_ranks_need_not_know() -> None:
     events = [
-        arrival(5, cache_salt="s"), RequestAborted(ids=(1, 2), reason="stop"), arrival(6), PrefixCacheReset(),
+        arrival(5, cache_salt="s", client=9, weight=3), RequestAborted(ids=(1, 2), reason="stop"), arrival(6), PrefixCacheReset(),
         StepCommitted(step=7, tokens=b"1234"),
         StepPlanned(step=8, preempted=(1,), changed=((0, 2),), admitted=((0, 9),)),
     ]  # fmt: skip

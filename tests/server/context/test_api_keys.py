@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from edge_server import EdgeServer
 
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.context import api_keys
 from vnext.server.context.admission import Budget, KeyLimits
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable, shown
@@ -100,6 +102,17 @@ def test_no_key_is_kept_and_no_look_up_tells_of_one() -> None:
         ("- key: a\n- key: a", "has a key twice"),
         ("- key: ' '", "key 1 is empty"),
         ("- key: a\n- key: b\n  max_answers: -1", "key 2 .* negative limit"),
+        ("- key: a\n- key: b\n  weight: 0", "keys, line 3: the weight is 0, and must be 1 to 100"),
+        ("- key: a\n\n- key: b\n  name: n\n  weight: -3", "keys, line 5: the weight is -3, and must"),
+        ("- {key: a, weight: 101}", "keys, line 1: the weight is 101, and must"),
+        (f"- key: a\n  weight: 1{'0' * 60}", "keys, line 2: the weight is 1e.60, and must"),
+        ("- key: a\n- weight: .nan\n  key: b", "`int`, got `float` - at `keys[1].weight`, line 2"),
+        ("- key: a\n  weight: 2.5", "`int`, got `float` - at `keys[0].weight`, line 2"),
+        ("- key: a\n  weight: .inf", "`int`, got `float` - at `keys[0].weight`, line 2"),
+        ("- key: a\n  weight: heavy", "`int`, got `str` - at `keys[0].weight`, line 2"),
+        ("- key: a\n  weight: '3'", "`int`, got `str` - at `keys[0].weight`, line 2"),
+        ("- key: a\n  weight: true", "`int`, got `bool` - at `keys[0].weight`, line 2"),
+        ("- key: a\n  weight:", "`int`, got `null` - at `keys[0].weight`, line 2"),
     ],
 )
 def test_a_file_that_is_no_list_of_keys_is_refused_without_showing_one(tmp_path: Path, text: str, sentence: str) -> None:
@@ -110,6 +123,40 @@ def test_a_file_that_is_no_list_of_keys_is_refused_without_showing_one(tmp_path:
     assert error.match(sentence.replace("[", r"\[").replace("]", r"\]"))
     with pytest.raises(KeysUnusable, match="cannot be read .No such file"):
         ApiKeys(ServerSettings(api_key_file=str(tmp_path / "absent")))
+
+
+def test_weights_follow_the_file_and_limits_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A request has the weight that its key has when it comes; a file that is wrong changes nothing, and is named once."""
+    monkeypatch.setattr(api_keys, "LOOK_S", 0.01)
+    path = tmp_path / "keys.yaml"
+
+    def write(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(path)
+
+    write("- key: a\n  weight: 3\n- key: b\n")
+    with EdgeServer(api_key_file=str(path)) as server, caplog.at_level(logging.INFO):
+        def weight_of(key: str) -> int:
+            server.openai(api_key=key).completions.create(model="toy", prompt="say:a")
+            return server.engine.of_kind(SubmitRequest)[-1].weight
+
+        def becomes(key: str, weight: int) -> bool:
+            return any(weight_of(key) == weight or time.sleep(0.02) for _ in range(200))
+
+        assert (weight_of("a"), weight_of("b")) == (3, 1)
+        server.post("/v1/embeddings", {"input": "a"}, Authorization="Bearer a")
+        assert server.engine.of_kind(SubmitRequest)[-1].weight == 3
+        write("- key: b\n  weight: 7\n  max_answers: 0\n- key: c\n  weight: 9\n")
+        assert becomes("b", 7) and weight_of("a") == 1, "a key that the file has no more may still ask"
+        with pytest.raises(openai.AuthenticationError):
+            weight_of("c")
+        write("- key: b\n  weight: 0\n")
+        until = time.monotonic() + 10
+        while "line 2: the weight is 0" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.02)
+        assert weight_of("b") == 7 and caplog.text.count("the weight is 0") == 1
+        write("- key: b\n")
+        assert becomes("b", 1)
 
 
 def test_several_api_servers_share_keys(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     priority: int = 0
     cache_salt: str = ""
     client: int = 0
+    weight: int = 1
     generated: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -75,7 +76,7 @@ def to_jsonl(arrivals: Iterable[RequestArrived]) -> Iterator[bytes]:
             Line(
                 arrival_ns=event.arrival_ns, prompt=unpack_tokens(event.prompt).tolist(), name=event.name,
                 sampling=_reported_sampling(event.sampling), priority=event.priority, cache_salt=event.cache_salt,
-                client=event.client, generated=brought,
+                client=event.client, weight=event.weight, generated=brought,
             )
         )  # fmt: skip
 
@@ -109,6 +110,7 @@ def _request(number: int, reported: Line, sampling: Sampling) -> RequestArrived:
     fields: dict[str, Any] = dict(
         id=RequestId(number), name=reported.name, prompt=pack_tokens(reported.prompt), sampling=sampling,
         priority=reported.priority, arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt, client=reported.client,
+        weight=reported.weight,
     )  # fmt: skip
     if reported.generated is msgspec.UNSET:
         return RequestArrived(**fields)

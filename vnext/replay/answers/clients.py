@@ -51,7 +51,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     the steps' time and `share` that of all; its requests waited `waited_ms` in the queue, and held those of others up for
     `held_ms`, both in ms times requests. `first_ms` are the median and the 99th percentile of the times to a first token, None
     without one. `largest` is the request that most tokens were computed for. Of the requests that arrived in the window and got a
-    token, `met` is the share that met the objective, None without one."""
+    token, `met` is the share that met the objective, None without one. `weight`: of its last request, in turns of clients."""
 
     client: str
     requests: int
@@ -65,6 +65,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     first_ms: tuple[float | None, float | None]
     largest: int
     met: float | None = None
+    weight: int = 1
 
 
 class ClientsOfLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,7 @@ class _Counting:
     def __init__(self, first: State, clock: Clock, window: Window, by: str = "client") -> None:
         self._clock, self._window, self._group = clock, window, GROUPS[by]
         self._client_of = {id_: self._group(request) for id_, request in first.requests.items()}
+        self.weights = {self._client_of[id_]: request.weight for id_, request in sorted(first.requests.items())}
         self.timings: dict[int, Timing] = {}
         self._arrived_us: dict[int, float | None] = {}
         self._planned_us: dict[int, float | None] = {}
@@ -120,6 +122,7 @@ class _Counting:
         match item.event:
             case RequestArrived() | RequestResumed() as event:
                 group = self._client_of[event.id] = self._group(event)
+                self.weights[group] = event.weight
                 self._arrived_us[event.id] = us
                 if self._window.has(us):
                     own = self.of(group)
@@ -214,7 +217,7 @@ def clients(log: Log, window: Window = ALWAYS, by: str = "client", objective: Ob
         ended = str(error)
     all_us = sum(own.step_us for own in counting.found.values())
     met = {} if objective.is_any else _met(counting.timings.values(), objective)
-    found = [_client(name, own, all_us, met.get(name)) for name, own in counting.found.items()]
+    found = [_client(name, own, all_us, met.get(name), counting.weights.get(name, 1)) for name, own in counting.found.items()]
     found.sort(key=lambda each: (-each.held_ms, -each.share, each.client))
     return ClientsOfLog(clients=found, step_ms=all_us / 1e3, clock="stamps" if clock.timestamped else "steps", ended=ended, by=by)
 
@@ -227,7 +230,7 @@ def _met(timings: Iterable[Timing], objective: Objective) -> dict[str, float]:
     return {group: sum(found) / len(found) for group, found in of_group.items()}
 
 
-def _client(name: str, own: _OfClient, all_us: int, met: float | None) -> Client:
+def _client(name: str, own: _OfClient, all_us: int, met: float | None, weight: int) -> Client:
     first = [each / 1e3 for each in percentiles(own.firsts_us, (50, 99))] if own.firsts_us else [None, None]
     return Client(
         client=name,
@@ -242,6 +245,7 @@ def _client(name: str, own: _OfClient, all_us: int, met: float | None) -> Client
         first_ms=(first[0], first[1]),
         largest=max(own.computed, key=lambda id_: (own.computed[id_], -id_), default=-1),
         met=met,
+        weight=weight,
     )
 
 
@@ -277,7 +281,7 @@ def print_clients(console: Console, answer: ClientsOfLog) -> None:
         caused = most.held_ms / (sum(each.waited_ms for each in answer.clients) or 1.0)
         words = f"{100 * most.share:.0f}% of the steps' time, {100 * caused:.0f}% of all waiting"
         largest = f"its largest request is {most.largest}"
-        console.print(f"client {_name(most)} held others up most: {words}; {largest}", style="bold", soft_wrap=True)
+        console.print(f"client {_name(most)}{_weighed(most)} held others up most: {words}; {largest}", style="bold", soft_wrap=True)
     has_met = any(each.met is not None for each in answer.clients)
     columns = (answer.by, *COLUMNS[1:-1], "met" if has_met else COLUMNS[-1])
     last = [_share(each.met) if has_met else _id(each.largest) for each in answer.clients]
@@ -289,7 +293,7 @@ def print_clients(console: Console, answer: ClientsOfLog) -> None:
 
 def _row(each: Client, by: str) -> tuple[str, ...]:
     first, late = ("-" if ms is None else f"{ms:,.0f}" for ms in each.first_ms)
-    name = _name(each) if by == "client" else each.client or "-"
+    name = f"{_name(each)}{_weighed(each)}" if by == "client" else each.client or "-"
     return (
         name, f"{each.requests:,}", f"{each.computed_tokens:,}", _share(each.share),
         f"{each.waited_ms / 1e3:,.1f}", f"{each.held_ms / 1e3:,.1f}", first, late,
@@ -307,3 +311,7 @@ def _share(share: float | None) -> str:
 def _name(each: Client) -> str:
     """The beginning of its number."""
     return each.client[:8] or "unknown"
+
+
+def _weighed(each: Client) -> str:
+    return f" (weight {each.weight})" if each.weight != 1 else ""

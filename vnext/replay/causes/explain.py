@@ -16,7 +16,7 @@ from rich.console import Console
 
 from vnext.replay.causes.charging import Charge, Charges, charges, deadline_us, is_slow, usual_us
 from vnext.replay.causes.helping import Help, helping
-from vnext.replay.causes.ledger import Counted, Ledger, ledger
+from vnext.replay.causes.ledger import Counted, Ledger, Life, ledger
 from vnext.replay.causes.part import Asked, part_of
 from vnext.replay.console.commands import SAME, how_ended, print_answer
 from vnext.replay.console.ended import COMPLETE, Ended, ended
@@ -148,6 +148,12 @@ def explained_by(written: Ledger, path: Path, log: Log, window: Window, failed: 
     )
 
 
+def _weight(lives: dict[int, Life], client: int) -> str:
+    """A client's weight in turns, where it has one."""
+    last = max((id_ for id_, life in lives.items() if life.client == client), default=-1)
+    return f" (weight {lives[last].weight})" if last in lives and lives[last].weight != 1 else ""
+
+
 class _Words:
     """A log's facts, in words."""
 
@@ -158,7 +164,8 @@ class _Words:
         config, lives = log.header.started.config, written.lives
         ends = [life.end for life in lives.values()]
         self.words: dict[str, object] = {
-            "client": f"{found.client:016x}"[:8], "share": f"{100 * found.client_share:.0f}%", "long": found.long,
+            "client": f"{found.client:016x}"[:8] + _weight(lives, found.client),
+            "share": f"{100 * found.client_share:.0f}%", "long": found.long,
             "prompt": f"{lives[found.long].prompt:,}" if found.long in lives else "?", "preemptions": f"{written.preemptions:,}",
             "age": f"{deadline_us(lives) / 1e6:.1f}", "aborted": ends.count("abort (client)"),
             "failed": f"{sum('error' in end for end in ends)} of {len(ends)}",

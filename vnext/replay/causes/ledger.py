@@ -87,6 +87,7 @@ class Life(msgspec.Struct, kw_only=True):
     cost_us: float = 0.0
     step_us: float = 0.0
     name: str = ""
+    weight: int = 1
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -307,7 +308,10 @@ def _steady(run: Run, place: int) -> StepInFlight:
 
 
 def _life(each: Request | RequestArrived, came_us: float | None) -> Life:
-    return Life(prompt=len(each.prompt) // 4, client=each.client, priority=each.priority, came_us=came_us, name=each.name)
+    return Life(
+        prompt=len(each.prompt) // 4, client=each.client, weight=each.weight, priority=each.priority,
+        came_us=came_us, name=each.name,
+    )  # fmt: skip
 
 
 def reason_word(why: str) -> str:

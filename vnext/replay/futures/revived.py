@@ -51,7 +51,7 @@ def _revived(state: State, request: Request, tokens: bytes, runs: bool) -> Reviv
     arrival = RequestArrived(
         id=request.id, name=request.name, prompt=tokens[:cut], sampling=left, priority=request.priority,
         arrival_ns=request.arrival_ns, cache_salt=_salt_of(request.root, state.config, sampling.adapter),
-        client=request.client,
+        client=request.client, weight=request.weight,
     )  # fmt: skip
     return Revived(arrival, before, tokens[cut:])
 

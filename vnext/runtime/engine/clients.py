@@ -259,6 +259,7 @@ class Clients:
             arrival_ns=time.time_ns(),
             cache_salt=wish.cache_salt,
             client=wish.client,
+            weight=wish.weight,
         )
         if (ENCODES in self._ready.environment) != wish.encodes:
             why_not: str | None = "this engine only encodes images and sounds for others: ask one of another role"

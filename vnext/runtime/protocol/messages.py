@@ -49,7 +49,7 @@ class SubmitRequest(Message, frozen=True, tag=1):
     since the one before, and `generated` are the tokens that its client has (int32 bytes).
     `hands_over`: put the prompt's full blocks where another engine's ranks find them; the last output then has the ticket that
     says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none; `inputs_ticket`: that of one which
-    has encoded its inputs. `client`: a number, 0 for none.
+    has encoded its inputs. `client`: a number, 0 for none; `weight`: its share in turns.
     `encodes`: an engine that encodes inputs for others makes the vectors of those in the prompt, and nothing else is asked."""
 
     name: str
@@ -66,6 +66,7 @@ class SubmitRequest(Message, frozen=True, tag=1):
     client: int = 0
     encodes: bool = False
     inputs_ticket: str = ""
+    weight: int = 1
 
 
 class AbortRequests(Message, frozen=True, tag=2):

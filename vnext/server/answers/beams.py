@@ -57,7 +57,7 @@ class BeamGeneration(Generation):
         """As Generation.answer; the reader gets each answer as one delta."""
         async with self._held():
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
-                whose = {"adapter": self._adapter, "client": self._requests[0].client}
+                whose = {"adapter": self._adapter, "client": self._requests[0].client, "weight": self._requests[0].weight}
                 each = [msgspec.structs.replace(request, **whose) for request, _ in requests.values()]
                 with closing(self.call.context.client.submit_all(each)) as stream:
                     async for output in stream:

@@ -8,7 +8,10 @@ show `shown`, never a key or a whole name.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
+import re
 import secrets
 from pathlib import Path
 
@@ -18,9 +21,13 @@ from vnext.runtime.protocol.messages import SALT_END
 from vnext.server.context.admission import KeyLimits
 from vnext.server.context.key_counts import shared
 from vnext.server.settings import ServerSettings
+from vnext.state.params import WEIGHT_MAX
+
+log = logging.getLogger(__name__)
 
 KEYS_MAX = 100_000
 SHOWN_CHARACTERS = 4
+LOOK_S = 1.0
 OWN = "vnext's own"  # the client that this process is where it asks itself for no key
 
 
@@ -30,7 +37,8 @@ class KeysUnusable(Exception):
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of the file. A limit of 0 is none; one that is left out is the option's. `admin`: what other keys made belongs to
-    this one too, and it may use the operator's routes."""
+    this one too, and it may use the operator's routes. `weight`: of two keys that wait, one of weight 3 gets three times the tokens
+    of one of weight 1."""
 
     key: str
     name: str = ""
@@ -38,6 +46,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: int | None = None
     max_answers: int | None = None
     admin: bool = False
+    weight: int = 1
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -81,6 +90,7 @@ class ApiKeys:
             self._add_own(self.tenant(client).owner, known or OWN)
         if found:
             self._add_own("", OWN)
+        self._path, self._weights = settings.api_key_file, self._weighed(found)
 
     def __bool__(self) -> bool:
         return bool(self._clients)
@@ -108,6 +118,28 @@ class ApiKeys:
         """The salt of a client's prompts in the prefix cache, whose request gave `given`."""
         owner = "" if self._shares_cache else self._tenants.get(client, EVERYONE).owner
         return f"{hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()}{SALT_END}{given}" if owner else given
+
+    def weight(self, client: str) -> int:
+        """A client's share in turns of the policy `fair`."""
+        return self._weights.get(client, 1)
+
+    async def follow_file(self) -> None:
+        """Take the weights of the file of keys anew whenever it has changed; who may ask, and how much, stays. Never returns."""
+        seen = _version(self._path)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (now := _version(self._path)) == seen:
+                continue
+            seen = now
+            try:
+                self._weights = self._weighed(await asyncio.to_thread(_of_file, self._path))
+                log.info("The weights of --api-key-file %s are read anew; its other changes wait for a start.", self._path)
+            except KeysUnusable as error:
+                log.warning("%s Its weights stay as they were.", error)
+
+    def _weighed(self, keys: list[ApiKey]) -> dict[str, int]:
+        known = {self._clients.get(self._digest(each.key)): each.weight for each in keys if each.weight != 1}
+        return {client: weight for client, weight in known.items() if client}
 
     def _add_own(self, owner: str, client: str) -> None:
         if owner not in self._own:
@@ -144,25 +176,49 @@ def _of_file(path: str) -> list[ApiKey]:
     if not path:
         return []
     try:
-        found = msgspec.yaml.decode(Path(path).expanduser().read_bytes(), type=list[ApiKey])
+        data = Path(path).expanduser().read_bytes()
+        found = msgspec.yaml.decode(data, type=list[ApiKey])
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason}): give the path of a YAML file of keys.") from error
     except (ValueError, RecursionError) as error:
-        raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error)}.") from error
+        raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error, data)}.") from error
     if not 0 < len(found) <= KEYS_MAX:
         raise KeysUnusable(f"--api-key-file {path} has {len(found)} keys: it must have between 1 and {KEYS_MAX}.")
     for place, each in enumerate(found, start=1):
         limits = each.requests_per_minute, each.tokens_per_minute, each.max_answers
         if not each.key.strip() or each.key != each.key.strip() or any((value or 0) < 0 for value in limits):
             raise KeysUnusable(f"--api-key-file {path}: key {place} is empty, has blanks around it, or has a negative limit.")
+        if not 1 <= each.weight <= WEIGHT_MAX:
+            line, given = _line(data, place - 1, "weight"), f"{each.weight:.3g}" if abs(each.weight) > 10**6 else each.weight
+            raise KeysUnusable(f"--api-key-file {path}, line {line}: the weight is {given}, and must be 1 to {WEIGHT_MAX}.")
     if len({each.key for each in found}) < len(found):
         raise KeysUnusable(f"--api-key-file {path} has a key twice: leave one of the two out.")
     return found
 
 
-def _where(error: Exception) -> str:
+def _where(error: Exception, data: bytes) -> str:
     """What is wrong and where, without a value, which might be a key."""
     if isinstance(error, msgspec.ValidationError):
-        return str(error).replace("`$", "`keys")
+        found = re.search(r"`\$\[(\d+)\](?:\.(\w+))?`", str(error))
+        line = f", line {_line(data, int(found[1]), found[2] or '')}" if found else ""
+        return str(error).replace("`$", "`keys") + line
     return "it is no YAML; write `- key: ...` and its limits below"
+
+
+def _line(data: bytes, place: int, field: str) -> int:
+    """The line of a field of an entry of the file, or of the entry, from 1."""
+    import yaml  # only for a file that is wrong
+
+    entry = yaml.compose(data, Loader=yaml.SafeLoader).value[place]
+    fields = {name.value: name for name, _ in entry.value} if isinstance(entry, yaml.MappingNode) else {}
+    return int(fields.get(field, entry).start_mark.line) + 1
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What is another where a file has changed; empty where there is none."""
+    try:
+        found = Path(path).expanduser().stat()
+    except (OSError, RuntimeError):
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

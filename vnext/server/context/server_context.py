@@ -6,7 +6,8 @@ that several views share. Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,6 +267,17 @@ class ServerContext:
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)
+
+
+async def follow_keys(app: web.Application) -> AsyncIterator[None]:
+    """For `cleanup_ctx`: follows the file of keys while the app serves."""
+    context = app[SERVER_CONTEXT]
+    if context.settings.api_key_file:
+        following = asyncio.create_task(context.keys.follow_file())
+        yield
+        following.cancel()
+    else:
+        yield
 
 
 def tenant_of(request: web.Request) -> Tenant:

@@ -59,12 +59,13 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
     context, client = call.context, call.client
     context.check_engine()
     model = context.model_name(call.body.model, client)
-    given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salt(client, "")}
+    whose = {"client": context.identity.client_number(client), "weight": context.keys.weight(client)}
+    given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salt(client, ""), **whose}
     requests, usual = [], usual_pooling(context.client.ready.environment)
     async for place, (prompt, name) in unhurried(enumerate(zip(prompts, params)), ENTRIES_A_TURN):
         with in_names([("the input", name), ("input", name)]):
             asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or usual.pooling, context.bounds.model_length)
-        requests.append(replace(asked, client=context.identity.client_number(client), **given))
+        requests.append(replace(asked, **given))
     watches = {each.name: Stopwatch(context.metrics, call.started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
     attributes = {"gen_ai.response.id": call.id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}

@@ -1,7 +1,8 @@
 """Laws of whole runs, counted a second time from the events alone: what clients have had, inputs, pins and tiers.
 
 The engine's form of clients is vnext/state/store/clients.py. This one counts token by token, from the rows before and after every
-event, and none of them falls far behind while it waits.
+event, and none of them falls far behind while it waits. A token of a request of weight 3 counts as a third: as UNIT // 3 here,
+where one of weight 1 is UNIT, whether the engine counts in such units yet or in tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from vnext.state.outputs import Output
 from vnext.state.pool import is_pinned, pinned_count
 from vnext.state.recurrent import pinned_max
 from vnext.state.state import Request, Waiting, root_of
-from vnext.state.store.clients import NEXT_TOKENS, ClientKey, services
+from vnext.state.store.clients import NEXT_TOKENS, UNIT, ClientKey, services
 from vnext.state.store.columns_numpy import group_hash
 from vnext.state.store.fields import INPUT_BEGINS
 from vnext.state.store.pins import DEPTHS
@@ -52,6 +53,8 @@ class ClientBook:
 
     def __init__(self) -> None:
         self._keys: dict[int, ClientKey] = {}
+        self._prices: dict[int, int] = {}
+        self._dearest: dict[ClientKey, int] = {}
         self._service: dict[ClientKey, int] = {}
         self._idle: dict[ClientKey, int] = {}
         self._next_starts: dict[int, int] = {}
@@ -72,10 +75,12 @@ class ClientBook:
     def note(self, event: AnyEvent) -> None:
         """Whose request it is that arrives."""
         if isinstance(event, RequestArrived):
-            self._keys[event.id] = event.priority, event.client
+            self._keys[event.id] = key = event.priority, event.client
+            self._prices[event.id] = price = UNIT // event.weight
+            self._dearest[key] = max(self._dearest.get(key, 0), price)
 
     def count(self, before: PlainState, after: PlainState) -> Counter[ClientKey]:
-        """The tokens that an event computes for each client."""
+        """What the tokens that an event computes for each client cost."""
         gained = self._gained(before, after)
         self._got |= {key: self._got.get(key, 0) + tokens for key, tokens in gained.items()}
         return gained
@@ -85,19 +90,19 @@ class ClientBook:
         self._since.clear()
 
     def _gained(self, before: PlainState, after: PlainState) -> Counter[ClientKey]:
-        """The tokens that an event computes for each client, less what rows lose that go back: of rows that were there, and of
-        those that join behind their hits."""
+        """What the tokens cost that an event computes for each client, less what rows lose that go back: of rows that were there,
+        and of those that join behind their hits."""
         had = dict(zip(before.rows.id, before.rows.computed))
         starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts)) if after.in_flight else {}
         gained: Counter[ClientKey] = Counter()
         for id_, computed in zip(after.rows.id, after.rows.computed):
             start = had.get(id_)
-            gained[self._keys[id_]] += computed - (starts[id_] if start is None else start)
+            gained[self._keys[id_]] += self._prices[id_] * (computed - (starts[id_] if start is None else start))
         return gained
 
     def falls_behind(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
         """F1: while a client waits, no other of its priority gets more tokens computed than it and four times what the rows of a
-        client may compute, and NEXT_TOKENS for each client."""
+        client may compute, and NEXT_TOKENS for each client, all divided by weights."""
         state = after.state
         for priority, most in self._at_most(after).items():
             self._most[priority] = max(self._most.get(priority, 0), most)
@@ -108,26 +113,28 @@ class ClientBook:
         for key in waiting:
             since = self._since.setdefault(key, dict(self._got))
             known = [other for other in self._got if other[0] == key[0]]
-            bound = 4 * self._most.get(key[0], 0) + NEXT_TOKENS * len(known)
+            bound = 4 * self._most.get(key[0], 0) + NEXT_TOKENS * sum(self._dearest[other] for other in known)
             for other in known:
                 lead = self._got[other] - since.get(other, 0) - self._got.get(key, 0) + since.get(key, 0)
                 if lead > bound:
-                    raise LawBroken("F1", f"client {other} got {lead} tokens more than {key}, which waits: {bound} at most")
+                    raise LawBroken("F1", f"{other} got {lead / UNIT} tokens more than {key}, which waits: {bound / UNIT} at most")
 
     def _at_most(self, seen: PlainState) -> dict[int, int]:
-        """By priority, the most tokens that the rows of one client have and may come to have."""
+        """By priority, the most that the rows of one client have cost and may come to cost."""
         limits: Counter[ClientKey] = Counter()
         for id_, limit in zip(seen.rows.id, seen.rows.limit):
-            limits[self._keys[id_]] += limit
+            limits[self._keys[id_]] += self._prices[id_] * limit
         return {priority: max(each for key, each in limits.items() if key[0] == priority) for priority, _ in limits}
 
     def _count(self, before: PlainState, event: AnyEvent, after: PlainState, gained: Counter[ClientKey]) -> None:
-        begin = [self._keys[id_] for id_ in _who_waits(before, event)]
+        waits = _who_waits(before, event)
+        begin = [self._keys[id_] for id_ in waits]
+        prices = {self._keys[id_]: self._prices[id_] for id_ in reversed(waits)}
         if isinstance(event, RequestArrived) and not before.state.config.counts_alone and self._alone != begin[0]:
             if not before.rows.id and not before.state.waiting:
                 self._service, self._idle, self._next_starts, self._alone = {}, {}, {}, begin[0]
             elif self._alone is not None:
-                self._service, self._alone = {self._alone: sum(before.rows.computed)}, None
+                self._service, self._alone = {self._alone: self._cost(before)}, None
         if self._alone is not None:
             return
         if isinstance(event, RequestArrived) and begin[0] not in self._service:
@@ -136,7 +143,7 @@ class ClientBook:
         old = dict(self._service)
         for key in dict.fromkeys(begin):
             if key not in waited:
-                self._lift(key, old, waited)
+                self._lift(key, old, waited, prices[key])
         for key, tokens in gained.items():
             self._service[key] += tokens
         live = dict.fromkeys(self._keys[id_] for id_ in (*after.rows.id, *(entry.id for entry in after.state.waiting)))
@@ -146,25 +153,30 @@ class ClientBook:
         self._idle = {key: service for key, service in self._idle.items() if key[0] in priorities}
         self._next_starts = {priority: start for priority, start in self._next_starts.items() if priority in priorities}
 
-    def _lift(self, key: ClientKey, old: dict[ClientKey, int], waited: Container[ClientKey]) -> None:
+    def _cost(self, seen: PlainState) -> int:
+        return sum(self._prices[id_] * computed for id_, computed in zip(seen.rows.id, seen.rows.computed))
+
+    def _lift(self, key: ClientKey, old: dict[ClientKey, int], waited: Container[ClientKey], price: int) -> None:
         others = {other: service for other, service in old.items() if other[0] == key[0] and other != key}
         if not others:
             return
         queued = [service for other, service in others.items() if other in waited]
         start = max(min(queued) if queued else max(others.values()), self._next_starts.get(key[0], 0))
         if old[key] <= start:
-            self._service[key], self._next_starts[key[0]] = start, start + NEXT_TOKENS
+            self._service[key], self._next_starts[key[0]] = start, start + NEXT_TOKENS * price
 
     def _compare(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
-        """F2: a client's service is what was computed for it, behind the service at which it began to wait."""
+        """F2: a client's service is what was computed for it, divided by weights, behind the service at which it began to wait."""
         clients = after.state.clients
         assert clients is not None
-        served, idle = services(after.state, clients), clients.idle
+        units = UNIT // clients.unit
+        served = {key: units * service for key, service in services(after.state, clients).items()}
+        idle = {key: units * service for key, service in clients.idle.items()}
         if isinstance(event, StepCommitted) and any(before.in_flight[0].drafts):  # those of a row that ends may stay
             for key in dict.fromkeys(self._keys[id_] for id_ in before.rows.id if id_ not in after.rows.id):
                 for own, engines in ((self._service, served), (self._idle, idle)):
                     own |= {key: engines[key]} if key in own and key in engines else {}
-        starts = {priority: group.next_start for priority, group in clients.classes.items() if group.next_start}
+        starts = {priority: units * group.next_start for priority, group in clients.classes.items() if group.next_start}
         found, right = (served, idle, starts), (self._service, self._idle, self._next_starts)
         if found != right:
             raise LawBroken("F2", f"the clients, those idle and the next starts are {found} where {right} is what was computed")

@@ -35,6 +35,7 @@ class _Arrived(_Wire, tag=1, frozen=True):
     priority: int
     cache_salt: str
     client: int
+    weight: int
 
 
 class _Committed(_Wire, tag=4, frozen=True):
@@ -139,7 +140,8 @@ def _to_wire(event: AnyEvent) -> AnyEvent | _Wire:
     if type(event) is StepCommitted:
         return _Committed(event.step)
     if type(event) is RequestArrived:
-        return _Arrived(event.id & _ID_MASK, event.prompt, event.sampling, event.priority, event.cache_salt, event.client)
+        id_low, salt = event.id & _ID_MASK, event.cache_salt
+        return _Arrived(id_low, event.prompt, event.sampling, event.priority, salt, event.client, event.weight)
     return event
 
 
@@ -155,4 +157,5 @@ def _arrival(wire: _Arrived, due: int) -> RequestArrived:
         arrival_ns=0,
         cache_salt=wire.cache_salt,
         client=wire.client,
+        weight=wire.weight,
     )
