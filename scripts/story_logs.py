@@ -70,6 +70,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     client: int = 0
     priority: int = 0
     adapter: str = ""
+    weight: int = 1
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +164,7 @@ class Run:
         return RequestArrived(
             id=self.state.next_id, name=f"cmpl-{self.state.next_id}", prompt=pack_tokens(coming.prompt), sampling=sampling,
             priority=coming.priority, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,
-            client=coming.client,
+            client=coming.client, weight=coming.weight,
         )  # fmt: skip
 
     def _plan(self) -> None:

@@ -159,6 +159,30 @@ def noisy() -> Incident:
     return Incident(cause="client", story=story_logs.noisy())
 
 
+def tenants(policy: str = "fair", weights: tuple[int, ...] = (1, 2, 5)) -> Incident:
+    """Three tenants with long queues, of requests of other lengths and with weights."""
+    asked = [
+        Coming(
+            at_us=1000 * place, prompt=text(f"page {place} {each}", 100 + 100 * each), answer=40 + 20 * each,
+            client=CLIENTS[each], weight=weight,
+        )
+        for place in range(80) for each, weight in enumerate(weights)
+    ]  # fmt: skip
+    return Incident(cause="client", story=Story(config=config(policy=policy, max_num_seqs=16), clients=asked))
+
+
+def guest() -> Incident:
+    """Two tenants fill an engine that takes turns; a third one asks little and often, and more than a third of the tokens."""
+    bulk = [
+        Coming(at_us=1000 * each, prompt=text(f"page {each}", 900), answer=150, client=CLIENTS[each % 2]) for each in range(40)
+    ]
+    little = [
+        Coming(at_us=500_000 + 150_000 * each, prompt=text(f"talk {each}", 300), answer=60, client=CLIENTS[2]) for each in range(50)
+    ]
+    clients = sorted([*bulk, *little], key=lambda each: each.at_us)
+    return Incident(cause="client", story=Story(config=config(policy="fair", max_num_seqs=16), clients=clients))
+
+
 def noisy_tokens() -> Incident:
     """One client sends many middling prompts; the budget of a step holds the others up."""
     others = [msgspec.structs.replace(each, client=CLIENTS[place % 2]) for place, each in enumerate(talks(60, 80_000))]

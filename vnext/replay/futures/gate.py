@@ -16,7 +16,7 @@ from rich.console import Console
 from vnext.replay.console import render
 from vnext.replay.console.commands import DIFFERENT, SAME, print_answer
 from vnext.replay.futures.auto import Changes
-from vnext.replay.futures.ground import changed, ground_of, timed
+from vnext.replay.futures.ground import changed, ground_of, timed, weighed
 from vnext.replay.futures.what_if import candidates, reproduced
 from vnext.replay.futures.what_if_run import Served, rerun, retrace
 from vnext.replay.reading.objective import Objective, meets, objective_of
@@ -63,7 +63,10 @@ def _gated(path: Path, changes: Changes, objective: Objective) -> Gated:
     if ground.taken.lives:
         raise UnusableLog(f"{path} begins in mid-run: the gate needs whole logs")
     configs = ground.started.config, changed(ground.started, changes)
-    runs = [rerun(ground.taken, ground.started, each, timed(ground.model, ground.taken, ground.pace)) for each in configs]
+    logs = ground.taken, weighed(ground.taken, changes)
+    runs = [
+        rerun(taken, ground.started, each, timed(ground.model, taken, ground.pace)) for taken, each in zip(logs, configs)
+    ]
     if runs[0].refused or runs[1].refused:
         raise UnusableLog(f"{path}: the settings refuse requests of this log")
     before, after = ([each.tokens > 0 and meets(each, objective) for each in run.served] for run in runs)
@@ -92,7 +95,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     asking.add_argument("others", metavar="LOG", nargs="*", type=Path, help="more logs")
     asking.add_argument("--policy", default="", help="the scheduling policy")
-    asking.add_argument("--set", metavar="K=V", action="append", default=[], help="another setting")
+    asking.add_argument("--set", metavar="K=V", action="append", default=[], help="another setting, or weight:CLIENT=3")
     asking.add_argument("--slo", required=True, metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
 
 
@@ -100,7 +103,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 if no log is worse."""
     sets = [*([f"policy={arguments.policy}"] if arguments.policy else []), *arguments.set]
     if not sets:
-        raise UnusableLog("name what to hold to the logs: --policy fair, or --set K=V")
+        raise UnusableLog("name what to hold to the logs: --policy fair, --set K=V or --set weight:CLIENT=3")
     objective = objective_of(arguments.slo)
     answer = gate([arguments.log, *arguments.others], candidates(sets, [])[0], objective)
     print_answer(arguments, console, answer, print_gate)

@@ -9,11 +9,12 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from vnext.replay.futures.auto import Changes
+from vnext.replay.futures.auto import WEIGHT, Changes
 from vnext.replay.futures.recording import Prompts, Recorded, kinds_of, on_times_of, overheads_of, recorded
 from vnext.replay.futures.step_times import Drawn, Model, Pace, fit, of_kinds, stretches
 from vnext.replay.futures.what_if_run import StepTime, rerun
@@ -23,9 +24,11 @@ from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import EngineStarted
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived
 from vnext.state.reduce import start
 from vnext.state.state import StepInFlight
+
+Arrival = TypeVar("Arrival", bound=AnyEvent)
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -47,7 +50,7 @@ class Ground(msgspec.Struct, frozen=True):
     def score(self, trial: Trial, objective: Objective) -> RunScore:
         """The outcome of a run."""
         clock = self.redrawn(trial.seed) if trial.seed else timed(self.model, self.taken, self.pace)
-        ran = rerun(self.taken, self.started, changed(self.started, trial.changes), clock)
+        ran = rerun(weighed(self.taken, trial.changes), self.started, changed(self.started, trial.changes), clock)
         return score(words(trial.changes), ran, objective)
 
     def redrawn(self, seed: int) -> StepTime:
@@ -94,13 +97,32 @@ def timed(model: Model, taken: Recorded, pace: Pace | Drawn) -> StepTime:
 
 def changed(started: EngineStarted, changes: Changes) -> SchedulerConfig:
     """The log's configuration with changes. Raises UnusableLog if it cannot work."""
-    config = msgspec.structs.replace(started.config, **dict(changes))
+    config = msgspec.structs.replace(started.config, **{name: value for name, value in changes if not name.startswith(WEIGHT)})
     try:
         policy_of(config.policy)
         start(msgspec.structs.replace(started, config=config))
     except (IllegalEvent, PolicyError) as error:
         raise UnusableLog(f"{words(changes)} cannot work: {error}") from error
     return config
+
+
+def weighed(taken: Recorded, changes: Changes) -> Recorded:
+    """The log with the weights that changes give to clients. Raises UnusableLog for a client that is not there."""
+    given = {name.removeprefix(WEIGHT): value for name, value in changes if name.startswith(WEIGHT)}
+    if not given:
+        return taken
+    found = set[str]()
+
+    def with_weight(event: Arrival) -> Arrival:
+        own = [each for each in given if isinstance(event, RequestArrived) and f"{event.client:016x}".startswith(each)]
+        found.update(own)
+        return msgspec.structs.replace(event, weight=given[own[0]]) if own else event
+
+    outside = [msgspec.structs.replace(each, event=with_weight(each.event)) for each in taken.outside]
+    lives = [msgspec.structs.replace(each, arrival=with_weight(each.arrival)) for each in taken.lives]
+    if lacks := sorted(given.keys() - found):
+        raise UnusableLog(f"{WEIGHT}{lacks[0]} is of no client of this log: `vnext-replay clients` has their numbers")
+    return msgspec.structs.replace(taken, outside=outside, lives=lives)
 
 
 def words(changes: Changes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.table import Table
 
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
-from vnext.replay.futures.auto import Changes, sought
+from vnext.replay.futures.auto import WEIGHT, Changes, sought
 from vnext.replay.futures.ground import Runs, Source, Trial, changed, ground_of, timed
 from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
@@ -32,7 +33,8 @@ from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import why_not_decided
 from vnext.state.config import STORED_NAMES, SchedulerConfig
-from vnext.state.events import EngineStarted
+from vnext.state.events import EngineStarted, RequestArrived
+from vnext.state.params import WEIGHT_MAX
 
 NAME_WIDTH = 22  # leaves the figures enough room on a terminal of 80 columns
 BAR_WIDTH = 30
@@ -131,7 +133,16 @@ def _sought(runs: Runs, started: EngineStarted) -> list[Changes]:
     def scores_of(tried: Sequence[Changes]) -> list[RunScore]:
         return runs.scores([Trial(changes, 0) for changes in tried])
 
-    return sought(scores_of, started.config, lambda changes: _can_work(started, changes))
+    return sought(scores_of, started.config, lambda changes: _can_work(started, changes), runs.objective, _lightest(runs))
+
+
+def _lightest(runs: Runs) -> list[str]:
+    """The clients, those whose requests may take the fewest tokens first."""
+    asked = Counter[int]()
+    for each in runs.grounds[0].taken.outside:
+        if isinstance(each.event, RequestArrived) and each.event.client:
+            asked[each.event.client] += len(each.event.prompt) // 4 + each.event.sampling.max_tokens
+    return [f"{client:016x}" for client, _ in reversed(asked.most_common())]
 
 
 def _can_work(started: EngineStarted, changes: Changes) -> bool:
@@ -151,11 +162,13 @@ def reproduced(taken: Recorded, again: Ran) -> int:
 def serve_line(started: EngineStarted, recommended: str) -> str:
     """The command with these changes (`words`) as options; "" where there are none."""
     names = {stored: option for option, stored in OPTIONS.items()}
-    pairs = [each.partition("=") for each in recommended.split()]
+    pairs = [each.partition("=") for each in recommended.split() if not each.startswith(WEIGHT)]
     flags = [(names.get(name, name).replace("_", "-"), value) for name, _, value in pairs]
     given = {"True": "--{}", "False": "--no-{}"}
     options = [given.get(value, "--{} {}").format(name, value) for name, value in flags]
-    return f"vnext serve {started.model} {' '.join(options)}" if options else ""
+    weights = [each.removeprefix(WEIGHT).split("=") for each in recommended.split() if each.startswith(WEIGHT)]
+    also = "".join(f"  # in the file of keys `weight: {weight}` for the client {client}" for client, weight in weights)
+    return f"vnext serve {' '.join((started.model, *options))}{also}" if recommended else ""
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -167,7 +180,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "what-if", run, "run the same arrivals under other configurations, with step times learnt from the log",
         "Requests arrive at their recorded times, whatever the answers. Exit code 1: another configuration is recommended.",
     )  # fmt: skip
-    asking.add_argument("--set", metavar="K=V", action="append", default=[], help="a setting for every configuration")
+    asking.add_argument("--set", metavar="K=V", action="append", default=[], help="a setting for all, or weight:CLIENT=3")
     asking.add_argument("--sweep", metavar="K=A,B,C", action="append", default=[], help="values to try, in all combinations")
     asking.add_argument("--auto", action="store_true", help="seek settings that meet --slo")
     asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
@@ -249,6 +262,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def value_of(name: str, text: str) -> object:
     """A setting's value by the type of its field."""
+    if name.startswith(WEIGHT):
+        if not text.isdecimal() or not 1 <= int(text) <= WEIGHT_MAX:
+            raise UnusableLog(f"{name}={text}: a weight is 1 to {WEIGHT_MAX}")
+        return int(text)
     types = {field.name: field.type for field in msgspec.structs.fields(SchedulerConfig) if field.name not in FIXED}
     if name not in types:
         raise UnusableLog(f"there is no setting {name!r}: choose of {', '.join(types)}")
