@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -75,9 +77,66 @@ def test_no_step_is_shown_for_a_time_of_another_day(log, capsys, time, where) ->
 @pytest.mark.parametrize("command, words", [
     ("explain {log} --request 1 --client 7b", "leave --client out"), ("stat {log} --slo ttft=1s", "as --by client"),
     ("profile {log} --steps x:y", ": --steps x:y: write whole numbers"),
+    ("shrink {log} --law ZZ", "--law ZZ: there is no such law: docs/laws.md lists them"), ("req {log} {nothing}", "named by its number"),
+    ("profile {log} --calls {log}/nowhere", "nowhere cannot be read (No such file or directory)"),
+    ("convert {log}/nowhere -o x --to jsonl", "nowhere cannot be read (No such file or directory)"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_meant_is_refused(log, capsys, command, words) -> None:
-    assert words in refusal(capsys, *command.format(log=log).split())
+    assert words in refusal(capsys, *(word.format(log=log, nothing="") for word in command.split()))
+
+
+@pytest.mark.parametrize("command, words", [
+    ("infoo {log}", "COMMAND is 'infoo': did you mean info?"), ("explan {log}", "did you mean explain?"), ("foo {log}", "choose 'info'"),
+    ("show {log} --at 14:03", "there is no option --at."), ("slow {log} --topp 3", "there is no option --topp: did you mean --top?"),
+    ("clients {log} --by tennant", "--by is 'tennant': did you mean tenant?"), ("clients {log} --by nothing", "choose 'client', 'tenant'"),
+])  # fmt: skip
+def test_a_slip_of_the_pen_is_told_what_was_meant(log, capsys, command, words) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.format(log=log).split())
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_pickle_is_refused_by_name(tmp_path, capsys, is_folder, protocol) -> None:
+    """As SGLang dumps requests, one file or a folder of them; by its bytes, whatever it is called."""
+    dump = tmp_path / "dumps" / ("2026-11-30_14-03-20.pkl" if is_folder else "requests")
+    dump.parent.mkdir()
+    dump.write_bytes(bytes([0x80, protocol]) + b"]q\0X\x08\0\0\0requestsq\x01a.")
+    said = refusal(capsys, "convert", dump.parent if is_folder else dump, "-o", tmp_path / "out", "--to", "jsonl")
+    assert "holds pickles" in said and "--log-requests-format json" in said and not (tmp_path / "out").exists()
+
+
+def test_a_log_without_a_step_is_not_called_well_served(log, tmp_path, capsys) -> None:
+    for command in (f"convert {log} -o {tmp_path}/arrivals --to jsonl", f"convert {tmp_path}/arrivals -o {tmp_path}/new --like {log}"):
+        assert main(command.split()) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert re.match(r"no step was computed: \d+ requests came, and none was served\n", said), said
+
+
+def test_two_logs_with_other_events_are_told_them_in_a_line(log, tmp_path, capsys) -> None:
+    """With no token of anybody's prompt."""
+    for command in (f"convert {log} -o {tmp_path}/arrivals --to jsonl", f"convert {tmp_path}/arrivals -o {tmp_path}/new --like {log}"):
+        assert main(command.split()) == 0
+    for command, code in (("diff", 1), ("compare", 0)):
+        capsys.readouterr()
+        assert main([command, str(tmp_path / "new"), str(log), "--json"]) == code
+        said = capsys.readouterr().out
+        assert "StepPlanned" in said and "prompt=b" not in said and "x00" not in said and re.search(r"arrives with \d+ tokens", said)
+
+
+def test_a_timeline_of_a_window_has_its_steps_alone(log, tmp_path, capsys) -> None:
+    def steps(*window: str) -> set[str]:
+        out = tmp_path / "-".join(("t", *window)).replace("+", "")
+        assert main(["trace", str(log), *window, "-o", str(out)]) == 0
+        return {name for event in json.loads(out.read_bytes())["traceEvents"] if re.match(r"step \d", name := event.get("name", ""))}
+
+    whole, first, rest = steps(), steps("--to", "+2"), steps("--from", "+2")
+    assert first and rest and first < whole and rest < whole and first | rest == whole
+    assert len(first & rest) <= 2, "only what was in flight is in both"
+    assert "nothing was recorded between" in refusal(capsys, "trace", log, "--at", "+9999", "-o", tmp_path / "none")
 
 
 def test_a_fleet_lacks_no_log_in_silence(log, tmp_path, capsys) -> None:
@@ -91,6 +150,13 @@ def test_a_log_named_twice_is_one_engine(log, monkeypatch, capsys) -> None:
     monkeypatch.chdir(log.parent)
     assert main(["fleet", "noisy", "../" + log.parent.name + "/noisy"]) == 0
     assert "engines: 1" in capsys.readouterr().out
+
+
+def test_the_line_of_all_engines_is_no_engine(log, tmp_path, capsys) -> None:
+    shutil.copytree(log, tmp_path / "other")
+    assert main(["fleet", str(log), str(tmp_path / "other")]) == 0
+    said = capsys.readouterr().out
+    assert "engines: 2" in said and re.search(r"^ +all ", said, re.MULTILINE)
 
 
 def test_engines_side_by_side_fit_a_terminal_whole(log, monkeypatch, capsys) -> None:

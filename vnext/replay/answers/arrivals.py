@@ -194,4 +194,4 @@ def lines_of(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from (line for line in file if line.strip())
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be read: {error}") from error
+        raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error

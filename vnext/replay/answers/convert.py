@@ -6,6 +6,7 @@ the simulator continue from there.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ from vnext.state.events import RequestArrived, RequestId, RequestResumed, genera
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
+
+PICKLE = re.compile(rb"\x80[\2-\5]")
+PICKLED = (
+    "{} holds pickles, as SGLang's dumps of requests are, and to read one may run a stranger's code: convert SGLang's log of "
+    "--log-requests --log-requests-format json, or write the requests as JSONL where you trust them"
+)
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +79,8 @@ def convert(source: Path, out: Path, format_: Format | None, like: Path | None) 
 
 def arrivals_in(source: Path, like: Log | None = None) -> tuple[Log | None, Iterator[RequestArrived]]:
     """A log and its requests, or those of a file in any format, which come to an engine like this one. Raises UnusableLog."""
+    if source.is_dir() and not [*source.glob(f"*{codec.SEGMENT_SUFFIX}")] and [*source.glob("*.pkl")]:
+        raise UnusableLog(PICKLED.format(source))
     if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX:
         log = open_log(source)
         return log, arrivals_of(log)
@@ -81,6 +90,8 @@ def arrivals_in(source: Path, like: Log | None = None) -> tuple[Log | None, Iter
 def format_of(path: Path) -> str:
     """The format of a file of arrivals, by its first line. Raises UnusableLog if the file has none."""
     first = next(lines_of(path), b"")
+    if PICKLE.match(first) or path.suffix in (".pkl", ".pickle"):
+        raise UnusableLog(PICKLED.format(path))
     if first.strip() == b"{":  # over several lines
         first = b"".join(lines_of(path))
     try:
@@ -132,7 +143,7 @@ def _write_lines(lines: Iterable[bytes], out: Path) -> int:
     except FileExistsError as error:
         raise UnusableLog(f"{out} is there already: name a new file") from error
     except OSError as error:
-        raise UnusableLog(f"{out} cannot be written: {error}") from error
+        raise UnusableLog(f"{out} cannot be written ({error.strerror or error})") from error
     return count
 
 

@@ -23,6 +23,7 @@ from vnext.log.reading import BAD_FORM, read_frames
 from vnext.replay.reading.source import Log, UnusableLog, open_log, part_of
 from vnext.state.digest import hexadecimal
 from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, plan_of, unpack_tokens
+from vnext.state.traits import line_of
 
 CHUNK = 1 << 20
 OF_THE_START = ("started_ns",)
@@ -323,7 +324,7 @@ def _what(one: AnyEvent, other: AnyEvent) -> str:
 def _different_fields(one: AnyEvent, other: AnyEvent) -> list[Field]:
     """Every field that differs; for tokens, the first differing one."""
     if type(one) is not type(other):
-        return [Field(name="event", one=str(one), other=str(other))]
+        return [Field(name="event", one=line_of(one), other=line_of(other))]
     found = []
     for name, (a, b) in _fields(one, other):
         if a == b:

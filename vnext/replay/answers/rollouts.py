@@ -122,7 +122,7 @@ def _write(rollouts: Iterable[Rollout], out: Path) -> None:
     except FileExistsError as error:
         raise UnusableLog(f"{out} is there already: name a new file") from error
     except OSError as error:
-        raise UnusableLog(f"{out} cannot be written: {error}") from error
+        raise UnusableLog(f"{out} cannot be written ({error.strerror or error})") from error
 
 
 class Answer(Answered, kw_only=True):

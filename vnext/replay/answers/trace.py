@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -17,12 +18,14 @@ from rich.console import Console
 from vnext.log.reading import read
 from vnext.replay.answers.timeline import Timeline, Writer
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer, writing
+from vnext.replay.console.commands import SAME, index_of, print_answer, writing
+from vnext.replay.reading.between import log_between
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, first_state
 from vnext.replay.reading.source import Log, contents, open_log
 from vnext.replay.reading.strides import Folding, Run
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.verify import why_not_decided
+from vnext.replay.reading.window import ALWAYS, add_window, asked_window
 from vnext.state.state import State
 
 FRAMES_MAX = 1 << 16
@@ -117,6 +120,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "trace", run, "write a timeline for ui.perfetto.dev or chrome://tracing",
         "It shows steps, a lane for each live request, counters of cache and batch, and why requests wait.",
     )  # fmt: skip
+    add_window(tracing)
     tracing.add_argument("-o", "--out", type=Path, required=True, help="the JSON file to write")
     tracing.add_argument("--brief", action="store_true", help="omit the slices of chunks and tokens, for a smaller file")
 
@@ -124,8 +128,10 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
     log = open_log(arguments.log)
-    with writing(arguments.out), arguments.out.open("w") as file:
-        answer = trace(log, file, str(arguments.out), not arguments.brief)
+    window = asked_window(log, arguments)
+    asked = nullcontext(log) if window == ALWAYS else log_between(index_of(arguments.log), window)
+    with asked as part, writing(arguments.out), arguments.out.open("w") as file:
+        answer = trace(part, file, str(arguments.out), not arguments.brief)
     print_answer(arguments, console, answer, print_traced)
     return SAME
 

@@ -257,6 +257,6 @@ def _largest_client(lives: dict[int, Life]) -> tuple[int, float]:
         costs[life.client] = costs.get(life.client, 0.0) + life.cost_us
     everyone = sum(costs.values())
     client, most = max(costs.items(), key=lambda pair: pair[1], default=(0, 0.0))
-    if not client or len(costs) < 2 or most < CLIENT_SHARE * everyone:
+    if not client or not most or len(costs) < 2 or most < CLIENT_SHARE * everyone:
         return 0, 0.0
     return client, most / everyone

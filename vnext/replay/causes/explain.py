@@ -173,6 +173,9 @@ class _Words:
         }  # fmt: skip
 
     def headline(self, top: Charge | None) -> str:
+        if top is None and not self._written.entries:
+            came = counted(len(self._written.lives), "request")
+            return f"no step was computed: {came} came, and none was served" if self._written.lives else "no request came"
         if top is None:
             return "nothing stands out: the engine served its requests at its usual pace; look at clients and the network"
         if top.cause in ("stall", "slow"):

@@ -5,7 +5,6 @@ Owns what is read for a question. A part is a log of its own in a folder that go
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +13,13 @@ import msgspec
 
 from vnext.replay.causes.ledger import Counted
 from vnext.replay.console.commands import index_of
-from vnext.replay.reading.folding import IMPOSSIBLE, FrameFolded, first_state, fold_items
+from vnext.replay.reading.between import steps_between
+from vnext.replay.reading.folding import FrameFolded, first_state, fold_items
 from vnext.replay.reading.index import Index, require_request
 from vnext.replay.reading.naming import request_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.window import ALWAYS, Window, planned_by, recorded, window_at
-from vnext.replay.reading.writer import copied
 from vnext.state.events import RequestArrived
 
 BEFORE, AFTER = 1000, 200
@@ -57,19 +56,6 @@ def part_of(path: Path, asked: Asked) -> Iterator[tuple[Log, Counted, Window]]:
         first, end = max(first, begins), min(end, ends)
     with steps_between(index, first - BEFORE, max(first, end) + AFTER) as part:
         yield part, counts, window
-
-
-@contextmanager
-def steps_between(index: Index, first: int, end: int) -> Iterator[Log]:
-    """The log's steps from `first` up to before `end`, as far as it has them. Raises UnusableLog."""
-    first, end = max(min(first, index.last.planned - 1), index.segments[0].counts[1]), min(end, index.last.planned)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            writer, _, _ = copied(index, Path(folder) / "part", first, end)
-        except IMPOSSIBLE as error:
-            raise UnusableLog(f"steps {first} to {end} of the log cannot be read: {error}") from error
-        writer.close()
-        yield open_log(Path(folder) / "part")
 
 
 def _steps_of(index: Index, number: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ audit run, so a log can be opened on any machine.
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import gc
 import os
@@ -20,6 +19,7 @@ from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
+from vnext.base.spelling import close_to
 from vnext.base.version import __version__
 from vnext.replay.console.commands import DIFFERENT, INTERRUPTED, SAME, UNUSABLE, command, how_ended, print_ended, terminal
 from vnext.replay.reading.source import UnusableLog
@@ -136,11 +136,12 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
 # An unknown message passes unchanged. Knows words only.
 
 
+CHOICE_CUTOFF = 0.7
+"""Of choices, which are few and shorter than options."""
 KINDS = {"int": "a whole number", "float": "a number"}
 PATTERNS = (
     (r"argument (?P<name>.+?): expected .*argument.*", "{name} needs a value after it"),
     (r"argument (?P<name>.+?): ignored explicit argument .*", "{name} takes no value"),
-    (r"argument (?P<name>.+?): invalid choice: (?P<value>.+?) \(choose from (?P<rest>.+)\)", "{name} is {value}: choose {rest}"),
     (r"argument (?P<name>.+?): not allowed with argument (?P<rest>.+)", "{name} and {rest}: leave one of the two out"),
     (r"one of the arguments (?P<rest>.+) is required", "give one of {rest}"),
     (r"the following arguments are required: (?P<rest>.+)", "{rest} is missing"),
@@ -155,6 +156,9 @@ def in_our_words(message: str, parser: argparse.ArgumentParser) -> str:
         return _unknown(match[1], _flags(parser))
     if match := re.fullmatch(r"argument (.+?): invalid (\w+) value: (.+)", message, re.DOTALL):
         return f"{match[1]} is {match[3]}: it must be {KINDS.get(match[2], 'another value')}."
+    if match := re.fullmatch(r"argument (.+?): invalid choice: (.+?) \(choose from (.+)\)", message, re.DOTALL):
+        close = close_to(match[2].strip("'"), re.findall(r"'([^']+)'", match[3]), cutoff=CHOICE_CUTOFF)
+        return f"{match[1]} is {match[2]}: " + (f"did you mean {close}?" if close else f"choose {match[3]}.")
     for pattern, sentence in PATTERNS:
         if match := re.fullmatch(pattern, message, re.DOTALL):
             return sentence.format(**match.groupdict()) + "."
@@ -165,8 +169,8 @@ def _unknown(given: str, known: Iterable[str]) -> str:
     name = given.partition("=")[0]
     if not name.startswith("-"):
         return f"nothing takes {given!r}."
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"there is no option {name}" + (f": did you mean {close[0]}?" if close else ".")
+    close = close_to(name, known)
+    return f"there is no option {name}" + (f": did you mean {close}?" if close else ".")
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

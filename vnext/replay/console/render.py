@@ -47,8 +47,8 @@ def facts(console: Console, title: str, pairs: list[tuple[str, object]]) -> None
     console.print(table)
 
 
-def records(console: Console, title: str, fields: tuple[str, ...], rows: list[Json]) -> None:
-    """Print a table of records of one shape; one line if there are none."""
+def records(console: Console, title: str, fields: tuple[str, ...], rows: list[Json], whole: Json | None = None) -> None:
+    """Print a table of records of one shape, with `whole` of them all as the last line; one line if there are none."""
     console.print()
     if not rows:
         console.print(f"{title}: none", style="bold")
@@ -59,7 +59,7 @@ def records(console: Console, title: str, fields: tuple[str, ...], rows: list[Js
         label = LABELS.get(field, field)
         width = len(label) if justify == "right" else None  # never break a header above numbers
         table.add_column(label, justify=justify, overflow="fold", header_style="cyan", min_width=width)
-    for row in rows:
+    for row in rows if whole is None else [*rows, whole]:
         table.add_row(*(printable(row[field]) for field in fields))
     if console.measure(table, options=console.options.update(width=WIDTH_MAX)).maximum > console.width:
         table.padding = (0, 0)

@@ -6,6 +6,7 @@ Owns the command: what to look for, what to write, how to present it. vnext/sim/
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from vnext.state.events import AnyEvent
 
 FOLDED_MAX = 40_000
 """Events of all candidates together; bounds the time."""
+
+LAW = re.compile(r"[A-Z]\d{1,2}")
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +117,7 @@ def write_log(events: Sequence[AnyEvent], out: Path) -> Path:
     except FileExistsError as error:
         raise UnusableLog(f"{path} is there already: give another place with -o") from error
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be written ({error}): give another place with -o") from error
+        raise UnusableLog(f"{path} cannot be written ({error.strerror or error}): give another place with -o") from error
     return path
 
 
@@ -139,6 +142,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 if nothing is wrong, 1 if a failure was made small."""
     predicate = predicate_of(arguments.predicate) if arguments.predicate else None
+    if arguments.law and not LAW.fullmatch(arguments.law):
+        raise UnusableLog(f"--law {arguments.law}: there is no such law: docs/laws.md lists them, as M1 or S3")
     answer, small = shrink_log(open_log(arguments.log), arguments.law, predicate, own_policy=arguments.own_policy)
     if small and arguments.out:
         answer = msgspec.structs.replace(answer, written=str(write_log(small, arguments.out)))

@@ -33,6 +33,8 @@ def request_of(log: Log, asked: str, key_file: Path | None = None) -> int:
     """
     if asked.isdecimal():
         return int(asked)
+    if not asked.strip():
+        raise UnusableLog("a request is named by its number or name, or a part of it")
     wanted = [asked, *_labels(log, asked, key_file)]
     found = {id_: name for each in wanted for id_, name in _named(log, each)}
     for what, matches in MATCHES.items():

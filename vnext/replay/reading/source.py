@@ -82,7 +82,7 @@ def _head(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be read: {error}") from error
+        raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error
 
 
 def part_of(path: Path, at: int = 0, count: int | None = None) -> bytes:
@@ -103,4 +103,4 @@ def contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
         try:
             yield part_of(path)
         except OSError as error:
-            raise UnusableLog(f"{path} cannot be read: {error}") from error
+            raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error

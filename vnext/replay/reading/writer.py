@@ -33,7 +33,7 @@ def new_folder(path: Path) -> Path:
         if any(path.iterdir()):
             raise UnusableLog(f"{path} is not empty: name a new folder")
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be written: {error}") from error
+        raise UnusableLog(f"{path} cannot be written ({error.strerror or error})") from error
     return path
 
 
@@ -98,7 +98,7 @@ class Writer:
             if times := self._times.taken():
                 timestamps_path(path).write_bytes(times)
         except OSError as error:
-            raise UnusableLog(f"{path} cannot be written: {error}") from error
+            raise UnusableLog(f"{path} cannot be written ({error.strerror or error})") from error
         self.bytes_written += len(self._data)
 
 

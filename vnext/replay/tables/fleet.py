@@ -215,8 +215,8 @@ def print_fleet(console: Console, answer: Fleet) -> None:
     """What stands out, then a line for each engine and one for all."""
     for line in answer.stands_out or ["no engine stands out"]:
         console.print(render.printable(line), style="bold", soft_wrap=True)
-    engines = [*answer.engines, answer.whole] if len(answer.engines) > 1 else answer.engines
-    render.records(console, "engines", COLUMNS, [dict(zip(COLUMNS, _row(each))) for each in engines])
+    *engines, whole = (dict(zip(COLUMNS, _row(each))) for each in (*answer.engines, answer.whole))
+    render.records(console, "engines", COLUMNS, engines, whole if len(engines) > 1 else None)
     console.print("first ms, gap ms: the median and the 99th percentile", style="dim")
     if answer.silent:
         console.print(f"recorded nothing then: {render.printable(', '.join(answer.silent))}", soft_wrap=True)

@@ -19,12 +19,12 @@ from rich.console import Console
 from vnext.log.reading import BAD_FORM
 from vnext.replay.answers.trace import trace
 from vnext.replay.causes.ledger import Entry, ledger
-from vnext.replay.causes.part import steps_between
 from vnext.replay.console.commands import index_of, writing
 from vnext.replay.console.render import counted, facts, records
 from vnext.replay.execution.execution import ModelChoice, described, machine_of, sentences, steps_of
 from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
 from vnext.replay.execution.render_exec import numbers
+from vnext.replay.reading.between import steps_between
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import STEP_US, timestamps_of
 from vnext.replay.reading.window import planned_by
@@ -274,7 +274,9 @@ def served(path: Path, calls_file: Path, out: Path) -> Served:
     try:
         ranks = _calls_decoder.decode(calls_file.read_bytes())
         calls = [calls_in(each.calls) for each in ranks]
-    except (OSError, *BAD_FORM) as error:
+    except OSError as error:
+        raise UnusableLog(f"{calls_file} cannot be read ({error.strerror or error})") from error
+    except BAD_FORM as error:
         raise UnusableLog(f"{calls_file} has no calls of kernels: {error}") from error
     index = index_of(path)
     timestamps = timestamps_of(index.log)
