@@ -66,7 +66,8 @@ def match_samples(state: State, event: StepCommitted) -> MatchedSamples:
     sampled, drafts = unpack_tokens(event.tokens), state.in_flight[0].drafts
     if drafts is not None and (event.counts or event.drafted or drafts.any()):
         return _match_runs_in_place(state, event, sampled) or _match_runs(state, event, sampled)
-    require(not event.counts and not event.drafted, f"step {event.step} has drafts in an engine without speculation")
+    if event.counts or event.drafted:
+        raise IllegalEvent(f"step {event.step} has drafts in an engine without speculation")
     return _match_in_place(state, sampled) or _match_one_by_one(state, sampled)
 
 
