@@ -20,14 +20,14 @@ from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.runtime.engine import process as core_process
 from vnext.runtime.processes import launch
-from vnext.runtime.protocol.settings import CoreSettings
+from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
 
 
 class CoreThread:
     """In place of launch's Child. Mutable; one that has ended stays so."""
 
-    def __init__(self, name: str, module: str) -> None:
-        assert module == "vnext.runtime.engine.main", "this is a thread for engine cores"
+    def __init__(self, name: str, engine: EngineSettings) -> None:
+        assert engine.executor == "inproc", "ranks of their own need a process that only they have"
         self.name, self.process = name, self
         self._exit, self._exiting = socket.socketpair()
         self._waker, self._wake = socket.socketpair()
@@ -36,7 +36,6 @@ class CoreThread:
 
     def send_config(self, config: bytes) -> None:
         settings = msgspec.msgpack.decode(config, type=CoreSettings)
-        assert settings.engine.executor == "inproc", "ranks of their own need a process that only they have"
         self._thread = threading.Thread(target=self._run, args=(settings,), name="engine core", daemon=True)
         self._thread.start()
 
@@ -80,7 +79,7 @@ def engines_here() -> Iterator[None]:
     """Engines that LLM(executor="inproc") starts inside the block are threads of this process. They begin with the machine's best
     instruction set, whatever an engine before them was asked to use, and leave it so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "start_child", CoreThread)
+        patch.setattr(launch, "start_core", CoreThread)
         patch.setattr(core_process, "prepare_process", lambda threads, prescribe: None)
         _use_best_level()
         try:

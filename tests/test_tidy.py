@@ -225,6 +225,7 @@ LATE_IMPORTS = {
     "vnext/api/task_maker.py": (8, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/engine/main.py": (1, "the ranks, whose imports take longest, are started first"),
+    "vnext/runtime/engine/beginning.py": (1, "the settings are received first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/processes/supervisor.py": (2, "ZMQ, where no engine core follows"),
     "vnext/runtime/processes/launch.py": (2, "`import vnext` starts an engine before it imports ZMQ"),

@@ -25,7 +25,7 @@ from vnext.runtime.protocol.operations import CallRanks
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, skip_special_tokens=False)
 LONG = msgspec.structs.replace(GREEDY, max_tokens=900)
-START_CHILD = launch.start_child
+START_CORE = launch.start_core
 PROMPTS = ["What is", "The module", "Return a", "import"]
 
 
@@ -342,7 +342,7 @@ def test_a_bad_request_is_refused(engine: AsyncLLM, prompt, words: str) -> None:
 
 def test_a_dead_engine_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what goes on and for what is asked later. It is a process of its own."""
-    monkeypatch.setattr(launch, "start_child", START_CHILD)
+    monkeypatch.setattr(launch, "start_core", START_CORE)
 
     long = msgspec.structs.replace(LONG, n=16)
 

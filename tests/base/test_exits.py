@@ -77,7 +77,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(launch, "start_child", start)
+    monkeypatch.setattr(launch, "start_core", start)
     monkeypatch.setattr(api_servers, "start_child", start)
 
 

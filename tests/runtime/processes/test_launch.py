@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
-from vnext.base.exits import FAILED
+from vnext.base.exits import DONE, FAILED
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.info import info
@@ -30,6 +30,7 @@ from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.engine.process import run_until
 from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
+from vnext.runtime.processes.rank_processes import start_core
 from vnext.runtime.processes.run_dir import REFUSAL
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
@@ -226,3 +227,20 @@ def test_a_machine_without_room_for_the_ring_is_told_in_one_sentence(
     assert rank.process.poll() is not None
     assert (tmp_path / REFUSAL).read_text() == "no room for a ring of 4194304 bytes: No space left on device; enlarge /dev/shm"
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_core_starts_its_ranks_before_it_has_settings_and_ends_them(how: signal.Signals) -> None:
+    core = start_core("engine core", EngineSettings(threads=3, tensor_parallel_size=2))
+    family = psutil.Process(core.pid)
+    try:
+        wait_until(lambda: len(family.children()) == 2)
+        ranks = family.children()
+        wait_until(lambda: all("vnext.runtime.rank.main" in rank.cmdline() for rank in ranks))
+        assert [rank.environ()["OMP_NUM_THREADS"] for rank in ranks] == ["3", "3"]
+    finally:
+        core.process.send_signal(how)
+    assert core.wait(GONE_TIMEOUT_S) == (DONE if how == signal.SIGTERM else -how)
+    assert how == signal.SIGKILL or not any(rank.is_running() for rank in ranks), "it ends them itself, and waits for that"
+    assert psutil.wait_procs(ranks, timeout=GONE_TIMEOUT_S)[1] == []
+    core.terminate(0.0)

@@ -27,8 +27,9 @@ from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, gguf_folder, hold, lacks_tokenizer, overlay
 from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
+from vnext.runtime.processes.rank_processes import start_core
 from vnext.runtime.processes.run_dir import RunDir, shared_twin, state_dir
-from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
+from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held
 from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.processes.thread_plan import why_not
 from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
@@ -179,7 +180,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, i
         replica=replica,
         inputs_dir=inputs_dir or (str(shared_twin(run_dir.path)) if settings.encode_engines or settings.role != "both" else ""),
     ))  # fmt: skip
-    starting = StartingEngine(start_child(core.name, "vnext.runtime.engine.main"), core, run_dir)
+    starting = StartingEngine(start_core(core.name, core.engine), core, run_dir)
     try:
         compiled.check()
         if compiled.absent and replica == 0:

@@ -1,7 +1,8 @@
 """Rank processes from the outside: started before there are settings to send them.
 
-Importing torch is the longest part of a start. So ranks begin with it at once, in the environment that their threads and their
-order of sums require, and wait for their settings afterwards. Must not import anything slow, since every start imports it.
+Their imports are the longest part of a start. So ranks begin with them at once, in the environment that their threads and their
+order of sums require, and wait for their settings afterwards. An engine core has their number and their environment, and
+starts them before it imports anything itself. Must not import anything slow, since every start imports it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,34 @@ from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.processes.thread_plan import default_threads
 from vnext.runtime.protocol.settings import EngineSettings
 
+CORE = "vnext.runtime.engine.main"
+
 
 def start_ranks(engine: EngineSettings, ranks: Sequence[int] = (), arguments: Sequence[str] = ()) -> list[Child]:
     """The processes of an engine's `ranks` on this host, in order, () for the first ones; none if its one rank lives in the engine
     core's process. Raises OSError where the system starts no more."""
-    if engine.executor == "inproc":
-        return []
-    environment = process_environment(threads_of(engine), engine.deterministic is not False)
-    names = [f"rank {rank}" for rank in ranks or range(engine.local_world_size)]
-    return [start_child(name, "vnext.runtime.rank.main", arguments, environment) for name in names]
+    numbers = ranks or range(count_of(engine))
+    environment = environment_of(engine)
+    return [start_child(name_of(rank), "vnext.runtime.rank.main", arguments, environment) for rank in numbers]
+
+
+def start_core(name: str, engine: EngineSettings) -> Child:
+    """The process of an engine core that starts its ranks at once. Raises OSError where the system starts no more."""
+    return start_child(name, CORE, (str(count_of(engine)),), environment_of(engine))
+
+
+def name_of(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def count_of(engine: EngineSettings) -> int:
+    """The number of an engine's ranks on this host that have processes."""
+    return 0 if engine.executor == "inproc" else engine.local_world_size
+
+
+def environment_of(engine: EngineSettings) -> dict[str, str]:
+    """That of each rank."""
+    return process_environment(threads_of(engine), engine.deterministic is not False)
 
 
 def threads_of(engine: EngineSettings) -> int:

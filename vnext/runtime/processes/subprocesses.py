@@ -14,7 +14,6 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vnext.runtime.processes.forks import keep_from_forks
-from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 from vnext.runtime.processes.readable import readable
+from vnext.runtime.processes.spawn import KILLED_TIMEOUT_S, ignore_interrupts, spawn
 from vnext.runtime.protocol.log_lines import STDERR, ChildLines
 
 CONFIG_BYTES_MAX = 64 * 2**20
-KILLED_TIMEOUT_S = 10.0
 REAPED_TIMEOUT_S = 1.0  # of a process that has ended, which another thread may be asking for its return code just now
 LAST_LINE_COUNT = 20
 PARENT_DIED_EXIT_CODE = 86
@@ -174,19 +172,8 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> Child:
-    """Run `python -P -m module arguments...`; returns at once. `environment` replaces ours (None: inherited). The child gets our
-    `descriptors`, under the same numbers.
-
-    Ctrl-C is blocked while the child starts and stays blocked in the child: there is no moment at which it could hit the child.
-    """
-    open_standard_streams()  # of a program that we are a part of: its child's pipes would become descriptors that others write to
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, pass_fds=descriptors)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    return Child(name, process)
+    """As `spawn`."""
+    return Child(name, spawn(module, arguments, environment, descriptors))
 
 
 @contextmanager
@@ -239,13 +226,6 @@ def name_process(name: str) -> None:
     """Name this process, in 15 bytes, for tools such as top, where the system has such names."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
-
-
-def ignore_interrupts() -> None:
-    """Ignore SIGINT in this process and what it starts: the parent decides, by SIGTERM, whose effect this process has whatever
-    its parent does with that signal. Main thread only."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    begin_process()
 
 
 def receive_config() -> bytes:

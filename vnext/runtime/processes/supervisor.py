@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.runtime.processes.rank_processes import CORE, start_core
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.run_dir import LEAVE, PROGRESS, READY, REFUSAL, SUSPECT, CoreNotes
 from vnext.runtime.processes.standby import STANDBY, Standby
@@ -24,7 +25,6 @@ from vnext.runtime.protocol.settings import CoreSettings, Predecessor
 
 WELL_S = 5.0
 """A process that has been ready for this long has made progress, even if nobody has asked it for anything."""
-CORE = "vnext.runtime.engine.main"
 BACK_OFF_S, BACK_OFF_MAX_S = 0.1, 10.0
 POLL_S, LEAVE_S = 0.5, 10.0
 LAST_STATUSES = (DONE, FAILED, REFUSED)
@@ -157,7 +157,7 @@ class Supervisor:
         if wanted is not None:  # settings that it does not have, and perhaps newer code
             terminate_all(ahead, grace_s=0.0)
             ahead = []
-        self.child = ahead[0] if ahead else start_child(self.core.name, CORE)
+        self.child = ahead[0] if ahead else start_core(self.core.name, self.core.engine)
         self._prepare()
         try:
             self.child.send_config(msgspec.msgpack.encode(self.core))
