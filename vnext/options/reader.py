@@ -37,6 +37,7 @@ from vnext.options.table import (
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
+SEARCHED_SCHEMES = ("w4a16", "q4_0", "q5_0")
 GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
 QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")
@@ -85,12 +86,14 @@ class ModelsCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 class QuantizeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext quantize MODEL OUT`: the folder `out` of the float checkpoint in the folder `model`, or the GGUF file `out` of that or
-    of another such file. `group_size`: inputs that share a scale, 0 for the largest that divides all weights."""
+    of another such file. `group_size`: inputs that share a scale, 0 for the largest that divides all weights. `calibrate`: a file
+    of text, "" for none."""
 
     model: str
     out: str
     scheme: str
     group_size: int
+    calibrate: str = ""
 
 
 class RestartCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +240,8 @@ def _add_quantize(parser: Parser) -> None:
     parser.add_argument("--scheme", default=QUANTIZE_SCHEMES[0], help=f"{schemes} (default: {QUANTIZE_SCHEMES[0]})")
     size_help = f"inputs that share a scale: {sizes} (default: 32 for 4 bits, for 8 the first that divides all weights)"
     parser.add_argument("--group-size", default="", help=size_help)
+    found = f"a text by whose inputs the scales of {', '.join(SEARCHED_SCHEMES)} are chosen"
+    parser.add_argument("--calibrate", default="", metavar="FILE", help=found)
 
 
 def _add_batch(parser: Parser) -> None:
@@ -342,7 +347,7 @@ def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:
 
 
 def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
-    folder, out, scheme, size = (given.values[name] for name in ("folder", "out", "scheme", "group_size"))
+    folder, out, scheme, size, text = (given.values[name] for name in ("folder", "out", "scheme", "group_size", "calibrate"))
     if not (folder and out):
         raise SettingsError("out is missing: write `vnext quantize MODEL OUT`.")
     if scheme not in QUANTIZE_SCHEMES:
@@ -351,7 +356,9 @@ def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
         raise SettingsError(f"group_size is {size}: choose {', '.join(map(str, GROUP_SIZES))}.")
     if size and scheme in GGUF_SCHEMES:
         raise SettingsError(f"group_size is {size}, and the blocks of {scheme} have 32 inputs: leave it out.")
-    return QuantizeCommand(model=folder, out=out, scheme=scheme, group_size=int(size or 0))
+    if text and scheme not in SEARCHED_SCHEMES:
+        raise SettingsError(f"calibrate is for the scales of {', '.join(SEARCHED_SCHEMES)}, and scheme is {scheme}: leave it out.")
+    return QuantizeCommand(model=folder, out=out, scheme=scheme, group_size=int(size or 0), calibrate=text)
 
 
 def _batch_command(given: Given, _: Mapping[str, str]) -> BatchCommand:

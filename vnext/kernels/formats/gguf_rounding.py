@@ -18,12 +18,13 @@ SEARCHED = MappingProxyType({"Q4_0": 4, "Q5_0": 5})
 HALF = SMALL // 2
 
 
-def to_blocks(weight: np.ndarray, type_: str) -> np.ndarray:
-    """weight float32 [out, in], finite, in whole blocks -> uint8 [out, bytes], or floats of 16 or 32 bits as such."""
+def to_blocks(weight: np.ndarray, type_: str, columns: np.ndarray | None = None) -> np.ndarray:
+    """weight float32 [out, in], finite, in whole blocks -> uint8 [out, bytes], or floats of 16 or 32 bits as such. `columns`: as of
+    to_integers, where scales are searched."""
     if type_ not in SEARCHED:
         return np.ascontiguousarray(gguf.quants.quantize(weight, gguf.GGMLQuantizationType[type_])).view(np.uint8)
     bits = SEARCHED[type_]
-    rounded = to_integers(weight, bits, SMALL, np.dtype(np.float16))
+    rounded = to_integers(weight, bits, SMALL, np.dtype(np.float16), columns)
     codes = unsigned(rounded.numbers, bits).reshape(len(weight), -1, SMALL)
     parts = [np.ascontiguousarray(rounded.scales).view(np.uint8).reshape(len(weight), -1, 2)]
     if bits == 5:

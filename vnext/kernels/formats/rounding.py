@@ -23,14 +23,15 @@ class Rounded(NamedTuple):
     error: float
 
 
-def to_integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> Rounded:
+def to_integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype, columns: np.ndarray | None = None) -> Rounded:
     """weight float32 [out, in], finite, in whole groups -> int8 numbers of so many bits, and scales of `dtype`.
 
     Of some scales for each group the one with the least sum of squared errors counts, and then the best one for its numbers. An
-    error counts sqrt(x^2 + 2 m) times for a number x of a group whose mean square is m: large numbers matter more. In 8 bits the
-    largest number's scale is the best, by less than a thousandth; in fewer a scale may be below zero."""
+    error counts sqrt(x^2 + 2 m) times for a number x of a group whose mean square is m, as large numbers matter more, or as often
+    as `columns` float32 [in] say. In 8 bits the largest number's scale is the best, by less than a thousandth; in fewer a scale may
+    be below zero."""
     rows = max(1, TOGETHER // weight.shape[1])
-    parts = [_integers(weight[row : row + rows], bits, group, dtype) for row in range(0, len(weight), rows)]
+    parts = [_integers(weight[row : row + rows], bits, group, dtype, columns) for row in range(0, len(weight), rows)]
     numbers, scales = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     return Rounded(numbers, scales, sum(part.error for part in parts))
 
@@ -44,12 +45,13 @@ def to_float8(weight: np.ndarray, dtype: np.dtype) -> Rounded:
     return Rounded(numbers, scales, float(np.square(numbers.astype(np.float32) * wide - weight).sum(dtype=np.float64)))
 
 
-def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> Rounded:
+def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype, columns: np.ndarray | None) -> Rounded:
     """Groups are columns here: operations on rows of them are several times as fast."""
     groups, half = np.ascontiguousarray(weight.reshape(-1, group).T), 2 ** (bits - 1)
     scales = np.abs(groups).max(0) / np.float32(half - 1)
     if bits < 8:  # there is one number more below zero than above: the largest one is there
-        scales = _searched(groups, half, np.where(groups.max(0) > -groups.min(0), -scales, scales), dtype)
+        counts = None if columns is None else np.tile(columns.reshape(-1, group).T, len(weight))
+        scales = _searched(groups, half, np.where(groups.max(0) > -groups.min(0), -scales, scales), dtype, counts)
     wide = _stored(scales, dtype)
     numbers = np.clip(np.rint(groups / wide), -half, half - 1)
     lost = np.ascontiguousarray((numbers * wide - groups).T)
@@ -57,10 +59,13 @@ def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> Rou
     return Rounded(whole, wide.astype(dtype).reshape(len(weight), -1), float(np.square(lost).sum(dtype=np.float64)))
 
 
-def _searched(groups: np.ndarray, half: int, largest: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The best scales of `groups` [inputs, groups], whose largest numbers have the scales `largest`."""
+def _searched(
+    groups: np.ndarray, half: int, largest: np.ndarray, dtype: np.dtype, counts: np.ndarray | None = None
+) -> np.ndarray:
+    """The best scales of `groups` [inputs, groups], whose largest numbers have the scales `largest`. `counts`, of the same shape:
+    how often an error counts."""
     squares, work = np.square(groups), np.empty_like(groups)
-    matters = np.sqrt(squares + 2 * (_sum(squares) / np.float32(len(groups))))
+    matters = np.sqrt(squares + 2 * (_sum(squares) / np.float32(len(groups)))) if counts is None else counts
 
     def rounded(wide: np.ndarray) -> np.ndarray:
         np.rint(np.divide(groups, wide, out=work), out=work)

@@ -52,6 +52,7 @@ TOGETHER = 2**22
 """Numbers that are floats at a time."""
 OWN = ("general.file_type", "general.quantization_version", "general.alignment")
 """Members that are written anew; those of `split` are left out."""
+NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 VERSION = 2
 """Of the layout of blocks."""
 Member = tuple[object, GGUFValueType, GGUFValueType | None]
@@ -59,20 +60,24 @@ Member = tuple[object, GGUFValueType, GGUFValueType | None]
 
 class Plan(NamedTuple):
     """A tensor of the file: its shape, its new type, and `rows`, which gives its rows in float32, some at a time. `data`: its bytes
-    where they stay as they are, [rows, bytes]."""
+    where they stay as they are, [rows, bytes]. `columns`: how often errors of each count (calibration.py), None for alike."""
 
     shape: tuple[int, ...]
     type: str
     rows: Callable[[], Iterator[np.ndarray]]
     data: np.ndarray | None = None
+    columns: np.ndarray | None = None
 
 
 class GgufQuantiser:
     """Makes the GGUF file `out` of a checkpoint's folder or of a GGUF file. `scheme`: of FILE_TYPES, in lower case. `templates`: a
-    folder's chat templates by name. Raises ModelError before anything is written."""
+    folder's chat templates by name; `squares`: of columns (calibration.py), by the source's names. Raises ModelError before
+    anything is written."""
 
-    def __init__(self, source: Path, out: Path, scheme: str, templates: Mapping[str, str]) -> None:
-        self._out, self._type = out, scheme.upper()
+    def __init__(
+        self, source: Path, out: Path, scheme: str, templates: Mapping[str, str], squares: Mapping[str, np.ndarray] = NONE
+    ) -> None:
+        self._out, self._type, self._squares = out, scheme.upper(), squares
         if out.suffix != SUFFIX:
             raise ModelError(f"{scheme} is written as one GGUF file, and {out} has not the ending {SUFFIX}: give a name that has")
         if out.exists():
@@ -126,7 +131,7 @@ class GgufQuantiser:
         for rows in plan.rows():
             if not np.isfinite(rows).all():
                 raise ModelError(f"{name} has numbers that are not finite, which cannot be quantised: repair the checkpoint")
-            written.append(blocks := to_blocks(rows, plan.type))
+            written.append(blocks := to_blocks(rows, plan.type, plan.columns))
             found = gguf.quants.dequantize(blocks, GGMLQuantizationType[plan.type]).reshape(rows.shape)
             lost += float(np.square(found - rows).sum(dtype=np.float64))
             whole += float(np.square(rows).sum(dtype=np.float64))
@@ -160,7 +165,8 @@ class GgufQuantiser:
         if type_ in ("F32", own.name):
             return Plan(shape, own.name, lambda: iter(()), tensor.data.view(np.uint8))
         data = tensor.data.reshape(-1, tensor.data.shape[-1])
-        return Plan(shape, type_, lambda: (gguf.quants.dequantize(data[rows], own) for rows in _runs(len(data), shape[-1])))
+        rows = lambda: (gguf.quants.dequantize(data[some], own) for some in _runs(len(data), shape[-1]))  # noqa: E731
+        return Plan(shape, type_, rows, columns=self._squares.get(tensor.name))
 
     # ---- of a checkpoint's folder
 
@@ -199,7 +205,8 @@ class GgufQuantiser:
             inverse = None if order is None else np.argsort(order)
             every = [_Rows(tensors, parts[each], one, inverse, shift) for each in sorted(parts, key=lambda each: each or 0)]
             shape = one if None in parts else (len(parts), *one)
-            plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every))
+            columns = self._squares.get(parts.get(None, ""))
+            plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every), columns=columns)
         return plans
 
 

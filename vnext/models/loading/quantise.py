@@ -78,10 +78,13 @@ class Loss(NamedTuple):
 
 class Quantiser:
     """Makes the folder `out` of the checkpoint in `folder`. `group`: inputs that share a scale, where the scheme has groups, 0 for
-    the first of the scheme's that divides all weights. Raises ModelError before anything is written."""
+    the first of the scheme's that divides all weights. `squares`: of columns (calibration.py). Raises ModelError before anything is
+    written."""
 
-    def __init__(self, folder: Path, out: Path, scheme: str, group: int) -> None:
-        self._folder, self._out, self._scheme, self._group = folder, out, SCHEMES[scheme], 0
+    def __init__(
+        self, folder: Path, out: Path, scheme: str, group: int, squares: Mapping[str, np.ndarray] = MappingProxyType({})
+    ) -> None:
+        self._folder, self._out, self._scheme, self._group, self._squares = folder, out, SCHEMES[scheme], 0, squares
         self._config = load_config(folder)
         if out.exists():
             raise ModelError(f"{out} is there already: give a folder that is not")
@@ -160,7 +163,10 @@ class Quantiser:
         if not np.isfinite(weight).all():
             raise ModelError(f"{name} has numbers that are not finite, which cannot be quantised: repair the checkpoint")
         scheme = self._scheme
-        rounded = to_float8(weight, part.dtype) if scheme.is_float else to_integers(weight, scheme.bits, self._group, part.dtype)
+        if scheme.is_float:
+            rounded = to_float8(weight, part.dtype)
+        else:
+            rounded = to_integers(weight, scheme.bits, self._group, part.dtype, self._squares.get(name))
         for array in scheme.tensors(weight, rounded):
             _write_array(array, file)
         whole = float(np.square(weight).sum(dtype=np.float64))
