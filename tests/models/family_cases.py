@@ -126,6 +126,15 @@ CASES: dict[str, Case] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
+    "flint": Case(
+        "FlintForCausalLM",
+        "FlintConfig",
+        {
+            "head_dim": 24, "num_experts": 5, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "sliding_window": 40,
+            "shared_expert_intermediate_size": 56, "mlp_only_layers": [1],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen2_moe": Case(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
@@ -399,6 +408,7 @@ CASES: dict[str, Case] = {
         "GlmMoeDsaConfig",
         {**LATENT, **FINE, **INDEX, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
+    "axk1": Case("AXK1ForCausalLM", "AXK1Config", {**LATENT, **FINE, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE}),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
     "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),
     "youtu": Case("YoutuForCausalLM", "YoutuConfig", {**LATENT, "rope_interleave": False}),

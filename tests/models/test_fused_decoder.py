@@ -30,7 +30,7 @@ FUSED = (
     "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen3", "qwen3_bias_yarn", "phi3", "phi3_longrope",
     "smollm3", "granite_hybrid", "exaone4_whole", "glm", "glm4",
     "mixtral", "qwen3_moe_mixed", "glm4_moe", "ling", "ling_2", "solar_open", "ernie_moe",
-    "minicpm3", "deepseek_v2", "deepseek_v3", "youtu",
+    "minicpm3", "deepseek_v2", "deepseek_v3", "youtu", "axk1",
     "gpt2_inner", "gpt_neox", "gpt_neox_serial", "stablelm", "stablelm_parallel", "starcoder2", "cohere", "nemotron", "jais2", "arcee", "apertus",
     "granite", "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "hunyuan_moe", "hyperclovax", "hyperclovax_plain", "hy_v3",
     "ministral3", "mistral4", "gemma", "helium", "seed_oss", "ernie", "olmoe", "flex_olmo",

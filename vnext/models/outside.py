@@ -78,10 +78,10 @@ NEEDS = MappingProxyType(
             MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            AriaText Beam Dbrx DeepseekV4 Flint
+            AriaText Beam Dbrx DeepseekV4
             Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash""",
         "attention over a latent cache (MLA)": """
-            AXK1 AXK2 HYV4 LongcatFlash""",
+            AXK2 HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, SmolLM 1 to 3, Falcon 3 and all of their form; Seed-OSS, InternLM 3, Ernie 4.5, Helium.
+"""Llama 1 to 3.x, SmolLM 1 to 3, Falcon 3 and all of their form.
 
 Every fourth layer of SmolLM 3 has no positions.
 """

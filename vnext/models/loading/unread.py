@@ -26,11 +26,11 @@ HARMLESS_TENSORS = re.compile(
     r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^mtp\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
-    r"\b_weight_act_quant_\w+$|"
+    r"\b_weight_act_quant_\w+$|^model\.layers\.0\.post_mlp_layernorm\.weight$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
 """Computed anew, or of what is not served: images, layers that draft, what only BERT's training needs; scales of activations, which
-are not rounded here; what formats of weights ask for once."""
+are not rounded here; what formats of weights ask for once; a norm that the dense layer of A.X K1 has and does not use."""
 HARMLESS = frozenset(
     """
     audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id

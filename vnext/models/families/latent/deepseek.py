@@ -1,4 +1,4 @@
-"""DeepSeek 2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM 5, Mistral 4, Youtu, MiniCPM 3: latent attention, chosen keys, experts.
+"""DeepSeek 2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM 5, A.X K1, Mistral 4, Youtu, MiniCPM 3: latent attention, chosen keys, experts.
 
 DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu and MiniCPM 3,
 with multipliers, have none.
@@ -17,18 +17,20 @@ from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, 
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, rms_norm
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
-from vnext.models.layers.latent import LatentAttention, assemble_attention, latent_axes as WEIGHT_AXES
+from vnext.models.layers.latent import LatentAttention, assemble_attention, latent_axes
 from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.mtp_layer import MtpParams, combine_mtp, forward_mtp
 from vnext.models.layers.rope import inverse_frequencies
+from vnext.models.layers.sharding import Axis, Layout, LayoutTable
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse"]
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
-MISTRAL, MINICPM = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM"
+MISTRAL, MINICPM, AX = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM", "AXK1ForCausalLM"
 SPARSE, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
+AFTER = "post_mlp_layernorm"
 COUNT = "num_nextn_predict_layers"
 GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
@@ -73,9 +75,14 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
             "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4,
             "dim_model_base": 256,
         },
+        AX: {**USUAL, "n_routed_experts": 192, "first_k_dense_replace": 1, "max_position_embeddings": 32768},
         YOUTU: {**SIZES, "tie_word_embeddings": True, "max_position_embeddings": 131072},
     }
 )  # fmt: skip
+
+
+def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
+    return {**latent_axes(config), AFTER: Layout((Axis.HIDDEN,))}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -90,7 +97,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         output_bias=flag(raw, "attention_bias"),
         query_growth=growth_of(raw) if architecture == MISTRAL else None,
     )
-    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU) else raw.get(COUNT, int(architecture in (THIRD, SPARSE, GLM)))
+    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU, AX) else raw.get(COUNT, int(architecture in (THIRD, SPARSE, GLM)))
     own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
     return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
 
@@ -115,7 +122,7 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     refuse(raw, "moe_layer_freq", unless=(1,))
     refuse(raw, "scoring_func", unless=("softmax" if by_softmax else "sigmoid",))
     refuse(raw, "topk_method", unless=("greedy", GROUPED) if is_second else ("noaux_tc",))
-    if architecture in (FLASH, SPARSE, GLM):
+    if architecture in (FLASH, SPARSE, GLM, AX):
         dense = dense_kinds(raw, 1 if architecture == FLASH else raw["first_k_dense_replace"])
     else:
         dense = first_layers(raw, "first_k_dense_replace")
@@ -141,13 +148,21 @@ def growth_of(raw: Json) -> tuple[float, int, int] | None:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index))
+    """The parameters. Layers of A.X K1 with experts have a norm behind these."""
+    experts = config.experts if config.architecture == AX else None
+
+    def names(index: int) -> Names:
+        return Names(after_mlp_norm=AFTER if experts and index not in experts.dense_layers else "")
+
+    return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index), names)
 
 
 def parts_of(source: Source, config: ModelConfig, prefix: str, index: int) -> tuple[LatentAttention, GatedMlp | SparseMlp]:
     """Attention and MLP of one layer."""
     by_sigmoid = config.experts is not None and config.experts.router.marks == "sigmoid"
-    names = ExpertNames(bias="gate.e_score_correction_bias" if by_sigmoid else "", shared="shared_experts")
+    bias = "gate.e_score_correction_bias"
+    is_there = by_sigmoid and (config.architecture != AX or f"{prefix}mlp.{bias}" in source)
+    names = ExpertNames(bias=bias if is_there else "", shared="shared_experts")
     return assemble_attention(source, config, prefix), any_mlp(source, config, prefix, index, names)
 
 
