@@ -162,11 +162,12 @@ class TaskMaker:
 
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader
+        is_alone = sum(not isinstance(image, Video | Sound) for image in prompt.images) == 1
 
         def shown(image: object, name: str) -> Shown:
             if isinstance(image, Video | Sound):
                 return reader.film(image.content, name) if isinstance(image, Video) else reader.heard(image.content, name)
-            return reader.seen(image, name, len(prompt.names) == 1)
+            return reader.seen(image, name, is_alone)
 
         images = list(map(shown, prompt.images, prompt.names))
         text = reader.written(prompt.text, images)

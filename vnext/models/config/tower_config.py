@@ -79,7 +79,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     def sizes(self) -> str:
         """The form of images and its numbers, for servers."""
         numbers = {
-            "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side),
+            "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most, self.film_token),
+            "rows": (self.patch, self.shuffle, self.side),
             "whole": (self.side, self.vectors), "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
         return " ".join(map(str, (self.form, self.image_token, *numbers)))
@@ -130,7 +131,8 @@ def parse_anyres(raw: Json, width: int) -> Tower:
     aspect = str(raw.get("vision_aspect_ratio", "anyres_max_9"))
     if not (most := aspect.removeprefix("anyres_max_")).isdigit() or not int(most):
         raise ModelError(f"vision_aspect_ratio {aspect!r} is not supported; supported is anyres_max_ with a number")
-    return siglip(vision, "anyres", positive(raw, "image_token_index", 151646), width, most=int(most))
+    tower = siglip(vision, "anyres", positive(raw, "image_token_index", 151646), width, most=int(most))
+    return msgspec.structs.replace(tower, film_token=positive(raw, "video_token_index", 151647))
 
 
 def parse_whole(raw: Json, width: int) -> Tower:

@@ -51,7 +51,8 @@ class PromptImages:
             if len(asked) > IMAGES_MAX:
                 raise MediaError(f"{asked[IMAGES_MAX][1]} is one too many: a prompt may have {IMAGES_MAX} {self._reader.kind}")
             custom = custom_of(processor, reading)
-            return [await self._read(*each, client, len(asked) == 1, custom) for each in asked]
+            is_alone = sum(kind == "image" for _, _, kind in asked) == 1
+            return [await self._read(*each, client, is_alone, custom) for each in asked]
 
     async def _read(self, address: str, name: str, kind: str, client: str, is_alone: bool, custom: Custom) -> Shown:
         given: str | bytes = address

@@ -73,11 +73,18 @@ def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
 
 
 def project(params: TowerParams, passing: Passing, more: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
-    """Vectors [N, width] of an image: those of all of it, then those of its squares row by row; `more` says how they lie."""
+    """Vectors [N, width] of an image: those of all of it, then those of its squares row by row; `more` says how they lie. Of a
+    frame, whose `more` is one number: a quarter of them, between the others, and so many behind."""
     chosen, (first, second, newline) = passing.step.operations, params.projection
     states = chosen.activate(chosen.linear(passing.states.flatten(0, 1), *first), None, None, "gelu")
     vectors = chosen.linear(states, *second)
     size, grid = vectors.shape[1], passing.rows
+    if len(more) == 1:
+        few = -(-grid // 2)
+        between = scaled(scaled(vectors.view(grid, grid, size), few, 0), few, 1).to(vectors.dtype)
+        frame = vectors.new_empty((few**2 + more[0], size))
+        frame[: few**2], frame[few**2 :] = between.reshape(-1, size), newline
+        return frame
     down, across, above, before, height, width = more or (0, 0, 0, 0, 1, 0)
     found = vectors.new_empty((grid**2 + height * (width + 1), size))
     found[: grid**2] = vectors[: grid**2]
