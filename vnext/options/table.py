@@ -116,7 +116,7 @@ SERVER_HELP = {
     "port": "port to listen on; 0 lets the system choose",
     "api_server_count": "number of API servers, which accept connections from one port (default: one for each engine, or 1)",
     "api_keys": f"key that clients must send as a bearer token, once for each; prefer {API_KEY_VARIABLE}, which `ps` does not show",
-    "api_key_file": "YAML file of further keys, each with its own limits; see docs/operations.md",
+    "api_key_file": "YAML file of further keys, each with limits and a weight; see docs/operations.md",
     "key_requests_per_minute": "requests that each key may begin a minute; 0 for no limit",
     "key_tokens_per_minute": "tokens, of prompts and answers, that each key may use a minute; 0 for no limit",
     "key_answers_max": "maximum answers in progress of each key; 0 for no limit",

@@ -144,6 +144,8 @@ def test_weights_follow_the_file_and_limits_do_not(tmp_path: Path, monkeypatch: 
             return any(weight_of(key) == weight or time.sleep(0.02) for _ in range(200))
 
         assert (weight_of("a"), weight_of("b")) == (3, 1)
+        no_turns = "do nothing here: --scheduling-policy fair takes turns"
+        assert (no_turns in caplog.text) == (server.context.client.ready.config.policy != "fair")
         server.post("/v1/embeddings", {"input": "a"}, Authorization="Bearer a")
         assert server.engine.of_kind(SubmitRequest)[-1].weight == 3
         write("- key: b\n  weight: 7\n  max_answers: 0\n- key: c\n  weight: 9\n")

@@ -38,9 +38,10 @@ def print_life(console: Console, answer: RequestLife) -> None:
     if answer.waited.line:
         console.print(answer.waited.line, style="bold", soft_wrap=True)
     queued, waited = counted(answer.queued_steps, "step"), counted(answer.waited_steps, "step")
+    weight = f", weight {answer.weight}" if answer.weight != 1 else ""
     facts(console, f"request {answer.id}", [
         ("name", answer.name),
-        ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}"),
+        ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}{weight}"),
         ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}{_brought(answer)}"),
         ("waited", f"{queued} before its first, {waited} in all"),

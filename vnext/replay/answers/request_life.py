@@ -85,6 +85,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     privacy: Privacy
     priority: int
+    weight: int
     arrival_s: float
     prompt_tokens: int
     tokens_max: int
@@ -275,6 +276,7 @@ class _Story:
             name=arrival.name,
             privacy=header.privacy,
             priority=arrival.priority,
+            weight=arrival.weight,
             arrival_s=(arrival.arrival_ns - header.started.started_ns) / 1e9,
             prompt_tokens=len(arrival.prompt) // 4,
             tokens_max=arrival.sampling.max_tokens,
@@ -337,4 +339,6 @@ def _arrival(request: Request) -> RequestArrived:
         sampling=request.sampling,
         priority=request.priority,
         arrival_ns=request.arrival_ns,
+        client=request.client,
+        weight=request.weight,
     )

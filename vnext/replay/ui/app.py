@@ -380,6 +380,7 @@ def _queued(entry: Waiting, request: Request, wait: Wait | None) -> dict[str, An
         **named(request),
         "known": entry.known,
         "priority": entry.priority,
+        "weight": request.weight,
         "epoch": entry.preemption_count,
         "wait": reason(wait),
     }

@@ -119,6 +119,10 @@ class ApiKeys:
         owner = "" if self._shares_cache else self._tenants.get(client, EVERYONE).owner
         return f"{hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()}{SALT_END}{given}" if owner else given
 
+    @property
+    def has_weights(self) -> bool:
+        return bool(self._weights)
+
     def weight(self, client: str) -> int:
         """A client's share in turns of the policy `fair`."""
         return self._weights.get(client, 1)

@@ -7,6 +7,7 @@ that several views share. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -266,6 +267,7 @@ class ServerContext:
             raise context_exceeded(self.bounds.model_length, asked, what, param, error.count) from error
 
 
+log = logging.getLogger(__name__)
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)
 
 
@@ -273,6 +275,8 @@ async def follow_keys(app: web.Application) -> AsyncIterator[None]:
     """For `cleanup_ctx`: follows the file of keys while the app serves."""
     context = app[SERVER_CONTEXT]
     if context.settings.api_key_file:
+        if context.keys.has_weights and context.client.ready.config.policy != "fair":
+            log.warning("The weights of --api-key-file do nothing here: --scheduling-policy fair takes turns between keys.")
         following = asyncio.create_task(context.keys.follow_file())
         yield
         following.cancel()

@@ -180,7 +180,7 @@ export class Panel {
       const line = body.insertRow();
       named(this.request(line, entry.id), entry.name);
       cell(line, entry.known);
-      cell(line, entry.priority);
+      cell(line, entry.weight > 1 ? `${entry.priority}, weight ${entry.weight}` : entry.priority);
       cell(line, reason(entry.wait) || "it arrived after this step was decided");
     }
   }
