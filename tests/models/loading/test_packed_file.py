@@ -167,7 +167,7 @@ def test_other_kernels_other_layouts_and_other_parts_do_not_share(
     assert is_mapped(loaded(model, folder))
     monkeypatch.setattr(packed_file, "FORMAT_VERSION", packed_file.FORMAT_VERSION + 1)
     assert not loaded(model, folder).weights.kept.packed_file.is_mapped and is_mapped(loaded(model, folder))
-    monkeypatch.setattr(packed_file, "module", lambda: type("module", (), {"BUILT_FROM": "other sources"}))
+    monkeypatch.setattr(packed_file, "kernels", type("kernels", (), {"BUILT_FROM": "other sources"}))
     assert not loaded(model, folder).weights.kept.packed_file.is_mapped
 
 
