@@ -110,6 +110,8 @@ SHARES: dict[str, int] = {
     "tests/models/test_adapters.py": 3,
     "tests/models/layers/test_hybrid_engine.py": 8,
     "tests/models/layers/test_hybrids.py": 4,
+    "tests/models/layers/test_hybrid_mtp.py::test_tokens_do_not_depend_on_its_drafts": 4,
+    "tests/models/layers/test_hybrid_mtp.py::test_an_engine_drafts_with_it": 3,
     "tests/models/layers/test_hybrid_step.py": 4,
     "tests/models/test_fused_decoder.py::test_one_call_is_the_calls": 4,
     "tests/models/loading/test_stored_formats.py::test_a_checkpoint_answers_as_its_floats_on_one_rank_and_two": 4,
