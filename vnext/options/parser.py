@@ -174,7 +174,8 @@ class Parser(argparse.ArgumentParser):
         names = ", ".join(self._commands)
         if not word or word.startswith("-"):
             return f"name a command first: {names}."
-        return f"there is no command {word}: choose from {names}."
+        meant = close_to(word, self._commands)
+        return f"there is no command {word}: " + (f"did you mean {meant}?" if meant else f"choose from {names}.")
 
     def _known(self) -> Iterable[Option]:
         return self._options.values()

@@ -159,7 +159,8 @@ def status(argv: list[str]) -> int:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["throughput", "--url", "http://127.0.0.1:1"], "is it running?"),
+        (["throughput", "--url", "http://127.0.0.1:1"], "(Connection refused): is it running?"),
+        (["throughput", "--url", "http://nowhere.invalid:1"], "nowhere.invalid:1 does not answer as an OpenAI server does ("),
         (["throughput", "--url", "http://127.0.0.1:1", "--block-size", "3"], "--block-size configures an engine"),
         (["throughput", "--num-prompts", "0"], "--num-prompts is 0"),
         (["latency", "--repeats", "0"], "--repeats is 0"),
@@ -230,6 +231,11 @@ def test_no_rounds_are_no_measurement(capsys: pytest.CaptureFixture[str], argv: 
 )
 def test_odd_numbers_are_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str) -> None:
     assert status(argv) == 2 and capsys.readouterr().err.replace(f" {argv[0]}", "") == f"vnext-bench: {sentence}\n"
+
+
+@pytest.mark.parametrize("word, words", [("serv", "did you mean serve?"), ("whatever", "choose from serve, ")])
+def test_a_misspelt_command_is_told_what_was_meant(capsys: pytest.CaptureFixture[str], word: str, words: str) -> None:
+    assert status([word]) == 2 and f"vnext-bench: there is no command {word}: {words}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--json"], ["--save-result", "--result-dir"]])

@@ -125,6 +125,7 @@ def test_files_without_figures_make_a_page_too(tmp_path: Path, capsys: pytest.Ca
     assert status(["report", str(tmp_path / "empty.json"), "--format", "html"]) == 0
     shown = capsys.readouterr().out
     assert "The files have no figures." in shown and "<figure>" not in shown
+    assert status(["report", str(tmp_path / "empty.json")]) == 2 and "there is no figure in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -260,6 +260,8 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--metadata", "alone"], "--metadata has 'alone'"),
         (["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs its file"),
         (["--dataset-name", "custom", "--dataset-path", "/none.jsonl"], "--dataset-path /none.jsonl cannot be read"),
+        (["--dataset-path", "/none.jsonl"], "--dataset-name random has no file: take --dataset-path out"),
+        (["--from-log", "/none", "--dataset-path", "/none.jsonl"], "--from-log brings its own requests: take --dataset-path out"),
         (["--from-log", "/none"], "--from-log: /none cannot be read"),
         (["--log-speed", "0"], "--log-speed is 0"),
         (["--burstiness", "0"], "--burstiness is 0"),

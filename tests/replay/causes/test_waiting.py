@@ -6,6 +6,8 @@ import incidents
 import pytest
 
 from vnext.replay.answers.request_life import life
+from vnext.replay.causes.helping import recorded
+from vnext.replay.causes.ledger import ledger
 from vnext.replay.cli.main import main
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
@@ -33,3 +35,17 @@ def test_who_had_the_engine_meanwhile(tmp_path) -> None:
     found = life(Index(open_log(tmp_path / "noisy")), 101).waited
     assert (found.client, next(iter(found.by_reason))) == ("7b96e3145ad8f02c", "sequences") and found.client_share > 0.9
     assert 0.95 * found.first_ms < sum(found.by_reason.values()) < found.first_ms
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
+def test_a_log_whose_last_times_are_still_to_come_has_no_time_before_another(tmp_path, kept) -> None:
+    """As of an engine that runs: its times are written a block at a time, behind its steps."""
+    incidents.record(tmp_path, "noisy")
+    whole = ledger(open_log(tmp_path / "noisy"), lambda _: True)
+    for times in (tmp_path / "noisy").glob("*.vnexttimes"):
+        times.write_bytes(times.read_bytes()[: int(kept * times.stat().st_size)])
+    written = ledger(open_log(tmp_path / "noisy"), lambda _: True)
+    known = [life for life in written.lives.values() if life.first_us is not None]
+    assert 0 < len(known) < len(whole.lives) and any(life.ended_us is None for life in known)
+    assert all(life.last_us is not None and life.came_us <= life.first_us <= life.last_us for life in known)
+    assert 0 < recorded(written).whole <= 1.2 * recorded(whole).whole

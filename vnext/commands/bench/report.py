@@ -114,6 +114,8 @@ def table_of(paths: Sequence[Path], form: str) -> str:
         return page_of([path.stem for path in paths], measured)
     found = [each.figures for each in measured]
     names = dict.fromkeys(name for figures in found for name in figures)
+    if not names:
+        raise SettingsError(f"there is no figure in {' and '.join(map(str, paths))}.")
     rows = [["figure", *(path.stem for path in paths)]]
     rows += [[name, *(f"{figures[name]:.10g}" if name in figures else "" for figures in found)] for name in names]
     if form == "csv":

@@ -193,6 +193,9 @@ def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
         input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
         range_ratio=values["random_range_ratio"],
     )  # fmt: skip
+    if values["dataset_path"] and (values["from_log"] or name == "random"):
+        other = "--from-log brings its own requests" if values["from_log"] else "--dataset-name random has no file"
+        raise SettingsError(f"{other}: take --dataset-path out, or name a dataset that has one: sharegpt, custom or agent.")
     if values["from_log"]:
         samples = log_samples(Path(values["from_log"]).expanduser(), count, tokenizer)
     elif name == "random":

@@ -179,9 +179,9 @@ def figures_of(ran: Ran, others: Sequence[bool] = ()) -> Figures:
 
 def recorded(ledger: Ledger) -> Figures:
     """The figures of a log itself."""
-    served = [life for life in ledger.lives.values() if life.came_us is not None and life.first_us is not None]
-    firsts = [(life.first_us or 0.0) - (life.came_us or 0.0) for life in served]
-    return _figures(firsts, [(life.last_us or 0.0) - (life.came_us or 0.0) for life in served], None)
+    lives = [(life.came_us, life.first_us, life.last_us) for life in ledger.lives.values()]
+    served = [(came, first, last) for came, first, last in lives if came is not None and first is not None and last is not None]
+    return _figures([first - came for came, first, _ in served], [last - came for came, _, last in served], None)
 
 
 def _figures(firsts_us: Sequence[float], wholes_us: Sequence[float], gap_ms: float | None) -> Figures:

@@ -261,7 +261,7 @@ class _Writing:
                 continue
             life.tokens += 1
             life.first_us = us if life.first_us is None else life.first_us
-            life.last_us = us
+            life.last_us = us if us is not None else life.last_us
             if news.finish:
                 life.ended_us, life.end = us, news.finish
 
@@ -291,7 +291,7 @@ class _Writing:
             if (life := self.lives.get(id_)) is not None:
                 life.tokens += run.frames
                 life.first_us = times[0] if life.first_us is None else life.first_us
-                life.last_us = times[-1]
+                life.last_us = next((us for us in reversed(times) if us is not None), life.last_us)
         self._now_us = times[-1] if times[-1] is not None else self._now_us
         planned_us = times[-len(run.after.in_flight) :]
         for each, us in zip(run.after.in_flight, planned_us):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -88,7 +89,15 @@ def failures() -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RequestFailed(kind_of(error), str(error) or type(error).__name__) from error
+        raise RequestFailed(kind_of(error), words_of(error)) from error
+
+
+def words_of(error: Exception) -> str:
+    """What went wrong on the way, as the system says it where no connection was made."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    if cause is not None and cause.errno and cause.strerror:
+        return os.strerror(cause.errno) if cause.errno > 0 else cause.strerror  # a name that is not found has a number below 0
+    return str(error) or type(error).__name__
 
 
 def kind_of(error: Exception) -> str:
