@@ -76,6 +76,14 @@ SHAPES = {
         hidden_size=4096, layer_count=32, head_count=32, kv_head_count=8, head_dim=128, intermediate_size=14336,
         vocab_size=128256, position_count_max=131072, tied=False,
     ),
+    "llama-1b": llama(  # Llama 3.2 1B, but for its rope
+        hidden_size=2048, layer_count=16, head_count=32, kv_head_count=8, head_dim=64, intermediate_size=8192,
+        vocab_size=128256, position_count_max=131072, tied=True,
+    ),
+    "qwen3-4b": qwen3(  # Qwen3-4B
+        hidden_size=2560, layer_count=36, head_count=32, kv_head_count=8, head_dim=128, intermediate_size=9728,
+        vocab_size=151936, position_count_max=40960, tied=True,
+    ),
     "qwen3-0.6b": qwen3(  # Qwen3-0.6B
         hidden_size=1024, layer_count=28, head_count=16, kv_head_count=8, head_dim=128, intermediate_size=3072,
         vocab_size=151936, position_count_max=40960, tied=True,

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from perf.peers import files, report, sessions
+from perf.peers.files import vocab_size_of
 from perf.peers.limits import weight_counts
 from perf.peers.shapes import SHAPES
 from perf.peers.workloads import FIRST_TOKEN, ROWS, row_jobs, warm_up_job
 from vnext.models.errors import ModelError
+from vnext.models.gguf.header import read_header
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 49_152
@@ -92,6 +95,17 @@ def test_a_run_measures_every_row_of_vnext(tmp_path: Path) -> None:
         assert row["engines"].keys() == {"vnext", "vnext-server"}, name
         assert all(engine["median"] > 0 for engine in row["engines"].values()), name
         assert ROWS[name].words in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "qwen3-tiny"])
+def test_engines_share_one_file_in_4_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "PEERS", tmp_path)
+    file = sessions.checkpoint(f"{name}-q4", 0)
+    types = Counter(each.type for each in read_header(file).tensors.values())
+    assert types["Q4_0"] == 2 * 7 and types["Q8_0"] == 2, "of two layers, and of embedding and head"
+    assert vocab_size_of(file) == SHAPES[name].vocab_size
+    before = file.stat().st_mtime_ns
+    assert sessions.checkpoint(f"{name}-q4", 0) == file and file.stat().st_mtime_ns == before
 
 
 def test_an_engine_that_is_not_set_up_is_named_with_the_remedy(tmp_path: Path) -> None:

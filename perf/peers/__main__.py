@@ -20,7 +20,7 @@ import msgspec
 from perf.peers import report, sessions
 from perf.peers.files import FILES, vocab_size_of
 from perf.peers.sessions import ENGINES, EngineError, Session
-from perf.peers.shapes import SHAPES
+from perf.peers.shapes import QUANTISED, SHAPES
 from perf.peers.workloads import ROWS, first_job, row_jobs, warm_up_job
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
@@ -69,7 +69,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.peers", description="vnext beside other engines, here.")
-    parser.add_argument("shape", choices=[*sorted(SHAPES), *FILES])
+    parser.add_argument("shape", choices=[*sorted(SHAPES), *sorted(QUANTISED), *FILES])
     everyone, every_row = list(ENGINES), list(ROWS)
     parser.add_argument("--engines", nargs="+", choices=everyone, help="ratios are to the first (default: all that read the model)")
     parser.add_argument("--rows", nargs="+", choices=every_row, default=every_row)

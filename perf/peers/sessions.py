@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from perf.peers.files import FILES, gguf_file
+from perf.peers.shapes import QUANTISED
 from perf.peers.workloads import Job
 from vnext.models.errors import ModelError
 
@@ -68,7 +69,15 @@ def python_of(peer: Peer) -> str:
 
 
 def checkpoint(shape: str, seed: int) -> Path:
-    """The folder of a random checkpoint, made where it is missing, or one of FILES, fetched. EngineError."""
+    """The folder of a random checkpoint, made where it is missing, such a one in 4 bits as a GGUF file, or one of FILES, fetched.
+    EngineError."""
+    if shape in QUANTISED:
+        plain = checkpoint(QUANTISED[shape], seed)
+        file = plain.with_name(f"{shape}-seed{seed}.gguf")
+        if not file.is_file():
+            command = [sys.executable, "-m", "vnext", "quantize", str(plain), str(file), "--scheme", "q4_0"]
+            subprocess.run(command, env=environment(1), check=True)
+        return file
     if shape in FILES:
         try:
             return gguf_file(shape, PEERS / "models")

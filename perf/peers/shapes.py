@@ -12,7 +12,9 @@ try:
 finally:
     sys.path.remove(SCRIPTS)
 
-__all__ = ["SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint"]
+__all__ = ["QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint"]
+QUANTISED = {f"{name}-q4": name for name in SHAPES}
+"""Random weights in the 4 bits of Q4_0, in one GGUF file for all engines."""
 
 
 def shape_of(name: str) -> Shape:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ("llama-tiny", "qwen3-tiny")
 PROMPT_LENGTH, ANSWER_LENGTH = 24, 24
 # Parameters of the models that the shapes are those of.
-PARAMETER_COUNTS = {"llama-135m": 134_515_008, "qwen3-0.6b": 596_049_920}
+PARAMETER_COUNTS = {"llama-135m": 134_515_008, "llama-1b": 1_235_814_400, "qwen3-0.6b": 596_049_920, "qwen3-4b": 4_022_468_096}
 
 
 @pytest.fixture(scope="module")
