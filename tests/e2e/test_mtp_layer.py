@@ -99,7 +99,7 @@ def refused(served: Path, sentence: str, **config: Any) -> None:
 
 
 def test_a_checkpoint_without_the_layer_is_refused(mimo: Path, tmp_path: Path) -> None:
-    none = "has no layers for multi-token prediction that vnext reads .MiMo-7B, DeepSeek 3 and Qwen 3.5 have.: take another method"
+    none = "has no layers for multi-token prediction that vnext reads .MiMo-7B, DeepSeek 3, Qwen 3.5 and Nemotron 3 have.: take another method"
     refused(save_target(tmp_path / "llama"), none)
     refused(changed(mimo, tmp_path / "none", num_nextn_predict_layers=0), none)
     refused(changed(mimo, tmp_path / "many", num_nextn_predict_layers="two"), "num_nextn_predict_layers must be a whole number")

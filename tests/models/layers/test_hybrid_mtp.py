@@ -1,4 +1,4 @@
-"""The layer that drafts of hybrids: transformers' logits, and no other answers, however states are kept, copied and given back."""
+"""The layers that draft of hybrids: transformers' logits, and no other answers, however states are kept, copied and given back."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from test_hybrid_engine import talks
 from transformers.modeling_layers import MtpLayer
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHBlock, NemotronHRMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
@@ -28,7 +29,7 @@ sys.path += [str(Path(__file__).resolve().parents[2] / "e2e")]
 from draft_heads import PlainLayer, Seen
 
 from vnext import LLM, SamplingParams
-from vnext.models.families.hybrids import qwen3_5
+from vnext.models.families.hybrids import nemotron_h, qwen3_5
 from vnext.models.layers.batch import ForwardBatch, HostBatch, RecurrentBatch
 from vnext.models.layers.head_layer import HeadBatch
 from vnext.models.layers.kv_cache import make_kv_cache
@@ -46,7 +47,31 @@ LAYERS = {
     "qwen3_next": (Qwen3NextDecoderLayer, Qwen3NextRMSNorm),
 }  # fmt: skip
 ATTENDING = 3
-"""A layer of each case that attends."""
+"""A layer of each of these that attends."""
+PAIRS = {"nemotron_h_moe": (2, 1), "nemotron_h_narrow": (3, 1)}
+"""Cases with a layer that attends and one with experts, one behind the other."""
+
+
+class Pair(torch.nn.Module):
+    """Nemotron's layers that draft, as its authors have them."""
+
+    def __init__(self, config: Any, layers: tuple[int, int]) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.layer_norm_epsilon
+        self.enorm, self.hnorm, self.post_norm = (NemotronHRMSNorm(size, eps=eps) for _ in range(3))
+        self.eh_proj = torch.nn.Linear(2 * size, size, bias=False)
+        self.layers = torch.nn.ModuleList(NemotronHBlock(config, layer) for layer in layers)
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, angles: None, mask: torch.Tensor, *_: object) -> torch.Tensor:
+        hidden = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=mask)
+        return self.post_norm(hidden)
+
+
+OF_PAIRS = {
+    "enorm.": "layers.0.enorm.", "hnorm.": "layers.0.hnorm.", "eh_proj.": "layers.0.eh_proj.", "post_norm.": "layers.1.final_layernorm.",
+}  # fmt: skip
 
 
 def save(path: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -55,10 +80,11 @@ def save(path: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
     model = save_hybrid(path, path.name)
     config = model.config.get_text_config()
     torch.manual_seed(4)
-    layer = MtpLayer(config, *LAYERS[path.name], ATTENDING).eval()
+    is_pair = path.name in PAIRS
+    layer = (Pair(config, PAIRS[path.name]) if is_pair else MtpLayer(config, *LAYERS[path.name], ATTENDING)).eval()
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1))
+            parameter.copy_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.1) + float(is_pair and parameter.dim() == 1))
         layer.eh_proj.weight[:, : config.hidden_size] += torch.eye(config.hidden_size)
         for name, parameter in (*model.named_parameters(), *layer.named_parameters()):
             if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
@@ -67,31 +93,31 @@ def save(path: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
         embedding.copy_(torch.randn(embedding.shape))
         head.copy_(embedding[torch.randperm(len(embedding))] * 0.5)
     model.save_pretrained(path)
-    tensors = load_file(path / "model.safetensors") | {name: each.clone() for name, each in stored(layer).items()}
+    tensors = load_file(path / "model.safetensors") | {name: each.clone() for name, each in stored(layer, OF_PAIRS if is_pair else NAMES).items()}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     settings = json.loads((path / "config.json").read_text())
-    settings.get("text_config", settings)["mtp_num_hidden_layers"] = 1
+    settings.get("text_config", settings)["num_nextn_predict_layers" if is_pair else "mtp_num_hidden_layers"] = 1
     (path / "config.json").write_text(json.dumps(settings))
     return model, layer
 
 
-def stored(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+def stored(layer: torch.nn.Module, names: dict[str, str]) -> dict[str, torch.Tensor]:
     """Its tensors as checkpoints name them: each expert for itself."""
     found = {}
     for name, tensor in layer.state_dict().items():
-        for theirs, ours in NAMES.items():
+        for theirs, ours in names.items():
             name = name.replace(theirs, ours)
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            where = name.rpartition(".")[0]
+        if name.endswith(("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")):
+            where, _, part = name.rpartition(".")
             for expert, weight in enumerate(tensor):
-                parts = zip(("gate_proj", "up_proj"), weight.chunk(2)) if "gate_up" in name else [("down_proj", weight)]
+                parts = zip(("gate_proj", "up_proj"), weight.chunk(2)) if part == "gate_up_proj" else [(part, weight)]
                 found |= {f"mtp.{where}.{expert}.{part}.weight": each for part, each in parts}
         else:
             found["mtp." + name] = tensor
     return found
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(scope="module", params=[*LAYERS, *PAIRS])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module, torch.nn.Module]:
     path = tmp_path_factory.mktemp("hybrid") / request.param
     return path, *save(path)
@@ -112,7 +138,7 @@ class PlainHybrid(PlainLayer):
 
     def __init__(self, oracle: torch.nn.Module, layer: torch.nn.Module) -> None:
         self.oracle, self.layer_, self.known = oracle, layer, torch.arange(VOCAB_SIZE)
-        self.rotary = getattr(oracle.model, "language_model", oracle.model).rotary_emb
+        self.rotary = getattr(getattr(oracle.model, "language_model", oracle.model), "rotary_emb", lambda *_: None)
 
     def states(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.oracle.model(tokens[None]).last_hidden_state[0]
@@ -137,19 +163,19 @@ def test_its_logits_are_those_of_transformers(saved: tuple[Path, torch.nn.Module
     plain = PlainHybrid(oracle, layer)
     expected = oracle.lm_head(plain.after(TOKENS[1:], plain.states(TOKENS)[:-1]))
     hybrid = load_hybrid(path)
-    model = hybrid.model
+    model, own = hybrid.model, nemotron_h if path.name in PAIRS else qwen3_5
     config = replace(model.config, layer_count=1, recurrent=None)
     params = load_params(
-        path, config, alone(), torch.float32, "cpu", assemble=lambda source, _: qwen3_5.assemble_mtp(source, model.config)
+        path, config, alone(), torch.float32, "cpu", assemble=lambda source, _: own.assemble_mtp(source, model.config)
     )
-    states, places = qwen3_5.combine_mtp(params, states_of(hybrid), config)[:-1], torch.arange(count)
+    states, places = own.combine_mtp(params, states_of(hybrid), config)[:-1], torch.arange(count)
     starts, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
     rows = ForwardBatch(
         TOKENS[1:], places, places, torch.from_numpy(starts), torch.from_numpy(lengths), places.int()[None], places,
         HostBatch(starts, lengths),
     )  # fmt: skip
     kv = make_kv_cache(config, count, 1, torch.float32, "cpu", alone())
-    found, after = qwen3_5.forward_mtp(params, kv, HeadBatch(rows, embed(TOKENS[1:]), states), config)
+    found, after = own.forward_mtp(params, kv, HeadBatch(rows, embed(TOKENS[1:]), states), config)
     logits = model.family.logits(model.params, found, model.config, model.parallel)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max() and torch.equal(found, after)
     assert unread(path) == ""

@@ -99,6 +99,6 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
 def why_no_layer(target: ModelRunner) -> str:
     """Why the model's checkpoint has no layer that drafts for it; "" where it has."""
     if not target.config.mtp_layers:
-        known = "MiMo-7B, DeepSeek 3 and Qwen 3.5 have"
+        known = "MiMo-7B, DeepSeek 3, Qwen 3.5 and Nemotron 3 have"
         return f"the model in {target.path} has no layers for multi-token prediction that vnext reads ({known})"
     return "the model has attention windows" if any(kv_groups(target.config).windows) else ""

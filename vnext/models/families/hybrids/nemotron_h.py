@@ -17,16 +17,21 @@ from vnext.models.config.model_config import PLAIN_ACTIVATIONS, Experts, ModelCo
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, linear, plain_mlp, sparse_mlp, wide_norm
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder
+from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.layers import Attention, PlainMlp, SparseMlp
+from vnext.models.layers.mtp_layer import MtpParams, combine_mtp, forward_mtp
 from vnext.models.layers.recurrent import assemble_mamba
 from vnext.models.layers.sharding import MAMBA_AXES, Axis, Layout, Sized, matrix, shared_axes
+
+__all__ = ["WEIGHT_AXES", "assemble", "assemble_mtp", "combine_mtp", "forward_mtp", "parse"]
 
 OWN_AXES = MappingProxyType(
     {
         **shared_axes("shared_experts"),
         **{name.replace("mamba", "mixer"): layout for name, layout in MAMBA_AXES.items()},
         "embeddings": matrix(Axis.VOCAB, Axis.HIDDEN),
-        "norm_f": Layout((Axis.HIDDEN,)),
+        **dict.fromkeys(("norm_f", "enorm", "hnorm", "final_layernorm"), Layout((Axis.HIDDEN,))),
+        "eh_proj": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
     }
 )
 MAMBA, ATTENDING, PLAIN, SPARSE = OWN = ("linear_attention", "full_attention", "mlp", "moe")
@@ -42,6 +47,7 @@ DEFAULTS = usual(
 )  # fmt: skip
 EXPERTS = ExpertNames(gate_up=("up_proj",), bias="gate.e_score_correction_bias")
 ROOTS = ("backbone.", "model.")
+COUNT = "num_nextn_predict_layers"
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
@@ -64,7 +70,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         refuse(raw, key, unless=(False,))
     refuse(raw, "mamba_hidden_act", unless=("silu",))
     kinds = layer_kinds(raw)
-    attending = tuple(layer for layer, kind in enumerate(kinds) if kind == ATTENDING)
+    turnless = tuple(layer for layer, kind in enumerate(kinds) if kind == ATTENDING)
     idle = tuple(layer for layer, kind in enumerate(kinds) if kind in (PLAIN, SPARSE))
     inner = positive(raw, "mamba_num_heads") * positive(raw, "mamba_head_dim")
     named = {
@@ -78,15 +84,24 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         "mamba_d_conv": raw["conv_kernel"],
         "mamba_conv_bias": flag(raw, "use_conv_bias"),
     }
-    recurrent = mamba_layers(raw | named, (*attending, *idle))
+    recurrent = mamba_layers(raw | named, (*turnless, *idle))
     return common_config(
         raw | named,
         generation,
         activation=activation(raw, "mlp_hidden_act", PLAIN_ACTIVATIONS),
         experts=own_experts(raw, kinds) if SPARSE in kinds else None,
         recurrent=recurrent and replace(recurrent, idle=idle),
-        still_layers=attending,
+        still_layers=turnless,
+        mtp_layers=drafting_layers(raw) if SPARSE in kinds else 0,
     )
+
+
+def drafting_layers(raw: Json) -> int:
+    """How many pairs of layers draft; 0 where they are not one that attends and one with experts. Raises ModelError."""
+    given = raw.get("mtp_layers_block_type") or list(raw.get("mtp_hybrid_override_pattern") or "*E")
+    if [KINDS.get(each) for each in given] != [ATTENDING, SPARSE] or not raw.get(COUNT):
+        return 0
+    return positive(raw, COUNT)
 
 
 def own_experts(raw: Json, kinds: list[str]) -> Experts:
@@ -108,31 +123,54 @@ def layer_kinds(raw: Json) -> list[str]:
     return kinds
 
 
+def attending(source: Source, config: ModelConfig, here: str) -> Attention:
+    bias = config.attention_bias
+    return Attention(linear(source, here, "q_proj", "k_proj", "v_proj", bias=bias), linear(source, here, "o_proj", bias=bias))
+
+
+def sparse(source: Source, config: ModelConfig, here: str) -> SparseMlp:
+    shared = plain_mlp(source, here + "shared_experts.", "up_proj", "down_proj", bias=config.mlp_bias)
+    found = sparse_mlp(source, config, here, EXPERTS)._replace(shared=shared)
+    if config.experts is None or not config.experts.input_size:
+        return found
+    narrow, wide = (linear(source, here, f"fc{part}_latent_proj", bias=config.mlp_bias) for part in (1, 2))
+    return found._replace(narrow=(narrow, wide))
+
+
 def assemble(source: Source, config: ModelConfig) -> Params:
     assert config.recurrent is not None
-    recurrent, bias = config.recurrent, config.attention_bias
-
-    def mixing(here: str, index: int) -> Mixing:
-        if index in recurrent.layers:
-            return assemble_mamba(source, config, here)
-        return Attention(linear(source, here, "q_proj", "k_proj", "v_proj", bias=bias), linear(source, here, "o_proj", bias=bias))
-
-    def sparse(here: str) -> SparseMlp:
-        shared = plain_mlp(source, here + "shared_experts.", "up_proj", "down_proj", bias=config.mlp_bias)
-        found = sparse_mlp(source, config, here, EXPERTS)._replace(shared=shared)
-        if config.experts is None or not config.experts.input_size:
-            return found
-        narrow, wide = (linear(source, here, f"fc{part}_latent_proj", bias=config.mlp_bias) for part in (1, 2))
-        return found._replace(narrow=(narrow, wide))
+    recurrent = config.recurrent
 
     def parts(prefix: str, index: int) -> tuple[Mixing | None, PlainMlp | SparseMlp | None]:
         here = prefix + "mixer."
         if config.experts and index not in config.experts.dense_layers:
-            return None, sparse(here)
+            return None, sparse(source, config, here)
         if index in recurrent.idle:
             return None, plain_mlp(source, here, "up_proj", "down_proj", bias=config.mlp_bias)
-        return mixing(here, index), None
+        return assemble_mamba(source, config, here) if index in recurrent.layers else attending(source, config, here), None
 
-    root = next((root for root in ROOTS if root + "norm_f.weight" in source), ROOTS[0])
-    names = Names(root=root, embedding="embeddings", norm="norm_f", attention_norm="norm", mlp_norm="")
+    names = Names(root=root_of(source), embedding="embeddings", norm="norm_f", attention_norm="norm", mlp_norm="")
     return assemble_decoder(source, config, parts, names, wide_norm)
+
+
+def root_of(source: Source) -> str:
+    return next((root for root in ROOTS if root + "norm_f.weight" in source), ROOTS[0])
+
+
+def assemble_mtp(source: Source, config: ModelConfig) -> MtpParams:
+    """The parameters of the two layers that draft together: one attends, one has experts. Raises ModelError."""
+    first, second = "mtp.layers.0.", "mtp.layers.1."
+    if first + "eh_proj.weight" not in source:
+        raise ModelError("the checkpoint has no tensors mtp.*, which method mtp needs: take another method")
+    return MtpParams(
+        last_norm=wide_norm(source, root_of(source) + "norm_f"),
+        embedding_norm=wide_norm(source, first + "enorm"),
+        state_norm=wide_norm(source, first + "hnorm"),
+        project=source.packed((first + "eh_proj.weight",)),
+        layer=LayerParams(
+            wide_norm(source, first + "norm"), attending(source, config, first + "mixer."),
+            wide_norm(source, second + "norm"), sparse(source, config, second + "mixer."),
+        ),
+        norm=wide_norm(source, second + "final_layernorm"),
+        frequencies=None,
+    )  # fmt: skip
