@@ -100,7 +100,7 @@ def test_a_signal_ends_a_start(tmp_path: Path) -> None:
 
 def start_and_fail(*arguments: str) -> str:
     """What `vnext serve` says when it cannot start."""
-    command = [sys.executable, "-m", "vnext.commands.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 2
