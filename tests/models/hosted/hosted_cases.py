@@ -36,6 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
     "helium": HEADS,
     "hunyuan_v1_dense": HEADS,
     "jais2": {},
+    "kolibri1": {
+        **HEADS, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 40,
+        "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "ministral3": HEADS,
     "nanochat": {},
     "nemotron": {},
@@ -51,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {},
     "vaultgemma": {"sliding_window": 40, "query_pre_attn_scalar": 16, **HEADS},
-}
+}  # fmt: skip
 """model_type -> what its configuration has beside BASE."""
 
 
