@@ -174,10 +174,10 @@ def tenants(policy: str = "fair", weights: tuple[int, ...] = (1, 2, 5)) -> Incid
 def guest() -> Incident:
     """Two tenants fill an engine that takes turns; a third one asks little and often, and more than a third of the tokens."""
     bulk = [
-        Coming(at_us=1000 * each, prompt=text(f"page {each}", 900), answer=150, client=CLIENTS[each % 2]) for each in range(40)
+        Coming(at_us=1000 * each, prompt=text(f"page {each}", 900), answer=150, client=CLIENTS[each % 2]) for each in range(60)
     ]
     little = [
-        Coming(at_us=500_000 + 150_000 * each, prompt=text(f"talk {each}", 300), answer=60, client=CLIENTS[2]) for each in range(50)
+        Coming(at_us=500_000 + 150_000 * each, prompt=text(f"talk {each}", 300), answer=60, client=CLIENTS[2]) for each in range(75)
     ]
     clients = sorted([*bulk, *little], key=lambda each: each.at_us)
     return Incident(cause="client", story=Story(config=config(policy="fair", max_num_seqs=16), clients=clients))
