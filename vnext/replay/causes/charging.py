@@ -166,14 +166,15 @@ def usual_us(entries: Sequence[Entry]) -> tuple[np.ndarray, Model | None]:
     entry without a step has its own time."""
     us = np.array([entry.us for entry in entries])
     is_step = np.array([not entry.stopped for entry in entries], dtype=bool)
-    if is_step.sum() < STEPS_MIN:
-        middle = float(np.median(us[is_step])) if is_step.any() else 0.0
+    is_timed = is_step & (us > 0)
+    if is_timed.sum() < STEPS_MIN:
+        middle = float(np.median(us[is_timed])) if is_timed.any() else 0.0
         return np.where(is_step, middle, us), None
     features = np.array([entry.features for entry in entries])
     ends = np.array([entry.end_us for entry in entries])
-    model = fit(features[is_step], us[is_step], (ends - us)[is_step])
+    model = fit(features[is_timed], us[is_timed], (ends - us)[is_timed])
     usual = np.where(is_step, model.predict(features), us)
-    ratios = us[is_step] / usual[is_step]
+    ratios = us[is_timed] / usual[is_timed]
     paces = [float(np.median(part)) for part in np.array_split(ratios, max(len(ratios) // 32, 1))]
     return np.where(is_step, usual * min(float(np.percentile(paces, 20)), 1.0), us), model
 

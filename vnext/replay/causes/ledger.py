@@ -223,15 +223,15 @@ class _Writing:
         if rejected > 0:
             planned = planned._replace(again={**planned.again, "drafts": rejected})
         self._outputs(item, event, us)
-        if us is not None and lasted_us > 0:
+        if us is not None and lasted_us is not None:
             self._enter(scheduled, us, lasted_us, planned)
 
-    def _lasted_us(self, us: float | None, planned: _Planned) -> float:
-        """How long a step took that ends at `us`; 0 where the log does not say."""
+    def _lasted_us(self, us: float | None, planned: _Planned) -> float | None:
+        """How long a step took that ends at `us`, None where the log does not say; 0 for one heard of with the one before it."""
         if not self.clock.timestamped:
             return STEP_US
         starts = [each for each in (planned.us, self._last_us) if each is not None]
-        return us - max(starts) if us is not None and starts else 0.0
+        return max(us - max(starts), 0.0) if us is not None and starts else None
 
     def _enter(self, scheduled: StepInFlight, us: float, lasted_us: float, planned: _Planned) -> None:
         most = int(scheduled.counts.argmax())
@@ -285,7 +285,7 @@ class _Writing:
             ahead = run.in_flight[place] if place < len(run.in_flight) else _steady(run, place)
             planned = self._planned.pop(step, _Planned(None, waits, queue, run.after.pool.free))
             lasted_us, self._last_us = self._lasted_us(us, planned), us
-            if us is not None and lasted_us > 0:
+            if us is not None and lasted_us is not None:
                 self._enter(ahead, us, lasted_us, planned)
         for id_ in run.ids.tolist():
             if (life := self.lives.get(id_)) is not None:
