@@ -43,7 +43,7 @@ WRONG_BY_COMMAND = [
     (bench.main, ["simulate"], "name a model: a folder, a hub id, or a shape: "),
     (bench.main, ["size"], "name a model: a folder, a hub id, or a shape: "),
     (bench.main, [], "name a command first: serve, sweep, throughput, latency, startup, "),
-    (bench.main, ["server"], "there is no command server: choose from serve, sweep, "),
+    (bench.main, ["server"], "there is no command server: did you mean serve?"),
     (bench.main, ["latency", "no/such/folder"], "there is no folder 'no/such/folder'"),
     (bench.main, ["latency", "--block-size", "0"], "--block-size is 0"),
     (bench.main, ["latency", "--repeats", "0"], "--repeats is 0"),

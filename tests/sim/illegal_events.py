@@ -83,13 +83,14 @@ def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:
 
 
 def early_inputs(state: State) -> Iterator[StepPlanned]:
-    """Plans that begin the first waiting request's next input before its last unit."""
+    """Plans that begin the first waiting request's next input before its last unit; also without its hits, which rows may evict."""
     for entry in state.waiting[:1] if state.config.input_units else ():
         start = hit_tokens_of(state.config, prefix_hits(state.config, state.pool, entry))
         tokens = np.frombuffer(entry.tokens, np.int32)
         for place in begun(tokens, start, len(tokens) - start, is_new=True)[:1]:
-            if not is_encoded(state, entry.id, place):
-                yield StepPlanned(step=state.planned, admitted=((0, max(place - start, 0) + 1),))
+            count = 1 + (place if len(state.rows) else max(place - start, 0))
+            if not is_encoded(state, entry.id, place) and start + count <= len(tokens):
+                yield StepPlanned(step=state.planned, admitted=((0, count),))
 
 
 # ---- what may not happen -----------------------------------------------------------------------------------------
