@@ -141,7 +141,7 @@ def test_bad_inputs_are_one_sentence(log_dir, capsys):
 
 def test_a_ring_is_forked_from_where_it_begins(tmp_path, capsys):
     """Its first segments are gone: futures begin with its snapshot, and so does the log of one that fails."""
-    ring = record(tmp_path / "ring", config=small_config(page_count=16), arrivals=120, size=1500, max_bytes=8000)
+    ring = record(tmp_path / "ring", config=small_config(page_count=16), arrivals=160, size=1500, max_bytes=8000)
     first = first_state(open_log(ring)).planned
     assert open_log(ring).header.index > 0 and first > 5
     last = str(first + 8)
