@@ -198,7 +198,7 @@ def families() -> str:
     """The files of families with their architectures, and what the files say of themselves."""
     names: dict[str, list[str]] = {}
     for architecture, file in FAMILIES.items():
-        name = architecture.removesuffix("ForCausalLM").removesuffix("Generation")
+        name = architecture.removesuffix("ForCausalLM").replace("ForConditionalGeneration", "*")
         names.setdefault(file.replace(".", "/"), []).append(f"`{name}`")
     folder = ROOT / "vnext" / "models" / "families"
     texts = {file: (ast.get_docstring(ast.parse((folder / f"{file}.py").read_text())) or "").partition("\n\n")[0] for file in names}

@@ -135,6 +135,14 @@ CASES: dict[str, Case] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "mimo_v2": Case(
+        "MiMoV2FlashForCausalLM",
+        "MiMoV2FlashConfig",
+        {
+            "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 24, "v_head_dim": 16, "sliding_window": 40, "n_routed_experts": 8,
+            "n_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "attention_bias": True, "routed_scaling_factor": 1.5,
+        },
+    ),
     "qwen2_moe": Case(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",

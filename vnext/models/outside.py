@@ -79,7 +79,7 @@ NEEDS = MappingProxyType(
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Dbrx DeepseekV4
-            Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash""",
+            Grok1 JetMoe Kolibri1 Laguna""",
         "attention over a latent cache (MLA)": """
             AXK2 HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """

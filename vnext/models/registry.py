@@ -58,6 +58,7 @@ ROWS = MappingProxyType(
         "MixtralForCausalLM": Row("experts.mixtral", "mixtral", "MixtralModel"),
         "Qwen2ForCausalLM": Row("qwen2", "qwen2", "Qwen2Model"),
         "MiMoForCausalLM": Row("mimo", "mimo"),
+        "MiMoV2FlashForCausalLM": Row("experts.mimo_v2", "mimo_v2_flash", "MiMoV2FlashModel"),
         "Qwen3ForCausalLM": Row("qwen2", "qwen3", "Qwen3Model"),
         "GptOssForCausalLM": Row("experts.gpt_oss", "gpt_oss", "GptOssModel"),
         "Qwen3MoeForCausalLM": Row("experts.qwen3_moe", "qwen3_moe", "Qwen3MoeModel"),

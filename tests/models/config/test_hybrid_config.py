@@ -156,8 +156,20 @@ FALCON_MAMBA: dict[str, Any] = {
     "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0,
     "torch_dtype": "bfloat16", "use_bias": False, "use_cache": True, "use_conv_bias": True, "use_mambapy": False, "vocab_size": 65024,
 }  # fmt: skip
+MIMO: dict[str, Any] = {
+    "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "architectures": ["MiMoV2FlashForCausalLM"],
+    "attention_bias": False, "attention_chunk_size": 128, "attention_dropout": 0.0, "attention_value_scale": 0.707, "head_dim": 192,
+    "hidden_act": "silu", "hidden_size": 4096, "hybrid_block_size": None, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0] + [1, 1, 1, 1, 1, 0] * 7,
+    "initializer_range": 0.02, "intermediate_size": 16384, "layernorm_epsilon": 1e-05, "max_position_embeddings": 262144,
+    "model_type": "mimo_v2_flash", "moe_intermediate_size": 2048, "moe_layer_freq": [0] + [1] * 47, "n_group": 1, "n_routed_experts": 256,
+    "n_shared_experts": None, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": None, "scoring_func": "sigmoid",
+    "sliding_window": 128, "sliding_window_size": 128, "swa_head_dim": 192, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
+    "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 152576,
+}  # fmt: skip
 PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING, "lfm3": LFM3,
-    "mamba": MAMBA, "falcon_mamba": FALCON_MAMBA}  # fmt: skip
+    "mamba": MAMBA, "falcon_mamba": FALCON_MAMBA, "mimo": MIMO}  # fmt: skip
 
 
 @pytest.mark.parametrize("raw", PUBLISHED.values(), ids=PUBLISHED)
@@ -166,7 +178,9 @@ def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling, lfm3, mamba, second = (parse_config(raw, {}) for raw in PUBLISHED.values())
+    lfm2, granite, qwen, falcon, nemotron, jamba, minimax, kimi, olmo, ling, lfm3, mamba, second, mimo = (
+        parse_config(raw, {}) for raw in PUBLISHED.values()
+    )
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert mamba.attending_layers == second.attending_layers == () and mamba.tie_embeddings and not second.tie_embeddings
@@ -193,6 +207,9 @@ def test_their_sizes() -> None:
     assert lfm3.attending_layers == tuple(sorted((*range(2, 24, 4), *range(4, 24, 4)))) and lfm3.recurrent.width == 7
     assert lfm3.attending_windows[:4] == (0, 256, 0, 256) and lfm3.rope.theta == 1e6 and lfm3.local_rope.theta == 1e4
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
+    assert mimo.windows[:7] == (0, 129, 129, 129, 129, 0, 129) and mimo.windows.count(0) == 9 and mimo.form.values == (128, 0.707)
+    assert (mimo.kv_head_count, mimo.whole_heads.kv_head_count, mimo.experts.dense_layers) == (8, 4, (0,))
+    assert (mimo.rope.theta, mimo.local_rope.theta, int(192 * mimo.rope.share), mimo.local_rope.share) == (5e6, 1e4, 64, 0.334)
 
 
 CONVOLVING = (

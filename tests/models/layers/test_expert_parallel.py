@@ -31,6 +31,7 @@ CASES: list[tuple[str, torch.dtype, str, int]] = [
     ("mixtral", torch.bfloat16, "int8", 2),
     ("mixtral", torch.bfloat16, "int4", 2),
     ("gpt_oss", torch.float32, "none", 2),
+    ("mimo_v2", torch.bfloat16, "none", 4),
     ("gpt_oss", torch.bfloat16, "none", 2),
 ]
 

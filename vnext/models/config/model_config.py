@@ -75,7 +75,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     each, behind all queries. `has_sinks`: each head's softmax has a score without a key. `head_bias`: the head has one.
     `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for nothing.
     `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it gives times the second number to its
-    normed input times the first. `mean_square`: norms are by the root mean square in a family of layer norms.
+    normed input times the first. `mean_square`: norms are by the root mean square in a family of layer norms. `values`, where they
+    are narrower than keys or scaled: their size, and what multiplies them.
     """
 
     is_parallel: bool = False
@@ -98,11 +99,12 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     mlp_scales: tuple[float, float] | None = None
     shares: tuple[tuple[float, float], ...] = ()
     mean_square: bool = False
+    values: tuple[int, float] | None = None
 
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return not (self.grows_still or self.sees_runs or (self.query_growth and self.head_norms == "turned"))
+        return not (self.grows_still or self.sees_runs or self.values or (self.query_growth and self.head_norms == "turned"))
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

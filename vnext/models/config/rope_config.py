@@ -87,15 +87,16 @@ def parse_rope(raw: Json, scaling: Json, head_dim: int, *, partial: bool = False
     return parse_longrope(plain, scaling, longest, int(head_dim * share) // 2, beyond)
 
 
-def two_ropes(raw: Json, head_dim: int, theta: float, local_theta: float) -> tuple[Rope, Rope]:
-    """The ropes of layers without and with a window: side by side in rope_parameters, or by older keys that stretch the first."""
+def two_ropes(raw: Json, head_dim: int, theta: float, local_theta: float, *, partial: bool = False) -> tuple[Rope, Rope]:
+    """The ropes of layers without and with a window: side by side in rope_parameters, or by older keys that stretch the first.
+    `partial`: as in `parse_rope`."""
     scaling = scaling_of(raw)
     if "full_attention" in scaling or "sliding_attention" in scaling:
         full, local = scaling.get("full_attention") or {}, scaling.get("sliding_attention") or {}
     else:
         full, local = scaling, {}
-    whole = parse_rope(raw | {"rope_theta": theta}, full, head_dim)
-    return whole, parse_rope(raw | {"rope_theta": local_theta}, local, head_dim)
+    whole = parse_rope(raw | {"rope_theta": theta}, full, head_dim, partial=partial)
+    return whole, parse_rope(raw | {"rope_theta": local_theta}, local, head_dim, partial=partial)
 
 
 def turned_layers(raw: Json) -> list[int]:

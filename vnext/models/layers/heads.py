@@ -31,6 +31,8 @@ def projected(
         qkv, gates = split_gates(qkv, step)
     if form.is_by_head:
         qkv = qkv.unflatten(1, (-1, 3, step.config.head_dim)).transpose(1, 2).flatten(1)
+    if form.values is not None:
+        qkv = wide_values(qkv, cache[0].shape[1], *form.values, step.config.head_dim)
     if form.turns_neighbours and step.cosine is not None:
         part_pairs(split_heads(qkv, cache, step), 2 * step.cosine.shape[1])
     if form.head_norms == "all":
@@ -46,6 +48,15 @@ def projected(
         values = qkv[:, -cache[0].shape[1] * step.config.head_dim :]
         values.copy_(by_head(values, layer.v_norm, step))
     return qkv, layer, gates, step
+
+
+def wide_values(qkv: torch.Tensor, kv_heads: int, size: int, scale: float, head_dim: int) -> torch.Tensor:
+    """The same, whose values of `size` numbers a head are scaled and as wide as keys: zeros follow."""
+    first = qkv.shape[1] - kv_heads * size
+    joined = qkv.new_zeros((len(qkv), first + kv_heads * head_dim))
+    joined[:, :first] = qkv[:, :first]
+    joined[:, first:].unflatten(1, (kv_heads, head_dim))[:, :, :size] = qkv[:, first:].unflatten(1, (kv_heads, size)) * scale
+    return joined
 
 
 def reading_attention(layer: ReadingAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -291,6 +291,8 @@ def read_and_join(
 ) -> torch.Tensor:
     """What queries [T, heads, head_dim] see of the contexts, their heads joined -> [T, hidden]. `gates` as in `attend`."""
     seen = read(query, cache, step, layer.sinks)
+    if step.config.form.values is not None:
+        seen = seen.unflatten(1, (-1, step.config.head_dim))[:, :, : step.config.form.values[0]].flatten(1)
     return row(seen if gates is None else step.operations.gate_by(seen, gates), layer.output, step)
 
 

@@ -23,7 +23,7 @@ SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
     r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
-    r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^mtp\.|"
+    r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^(model\.)?mtp\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\b_weight_act_quant_\w+$|^model\.layers\.0\.post_mlp_layernorm\.weight$|"
