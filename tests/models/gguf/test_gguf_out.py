@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 from family_cases import CASES, save_case
+from hybrids import CASES as HYBRIDS, save_hybrid
 from test_gguf_families import FORMS
 from test_gguf_tokenizer import lines
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -33,13 +34,19 @@ from vnext.text.files import chat_templates
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"]}
 FAMILIES = [name for name, case in FORMS.items() if case.architecture in ARCHITECTURES]
+RECURRENT = ("qwen3_5", "qwen3_5_wide", "lfm2")
 TEMPLATES = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
 
 
 def saved(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, **changes: object) -> Path:
     """A random checkpoint with the demo model's tokenizer."""
-    monkeypatch.setitem(CASES, name, FORMS[name]._replace(changes={**FORMS[name].changes, **SIZES, **changes}))
-    save_case(folder, name)
+    if name in RECURRENT:
+        architecture, config, own = HYBRIDS[name]
+        monkeypatch.setitem(HYBRIDS, name, (architecture, config, {**own, **SIZES, **changes}))
+        save_hybrid(folder, name)
+    else:
+        monkeypatch.setitem(CASES, name, FORMS[name]._replace(changes={**FORMS[name].changes, **SIZES, **changes}))
+        save_case(folder, name)
     for each in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO_MODEL / each, folder)
     return folder
@@ -50,7 +57,7 @@ def written(source: Path, out: Path, scheme: str, templates: Mapping[str, str] |
     return {loss.name: loss.share for loss in GgufQuantiser(source, out, scheme, templates or {}).run()}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT])
 def test_a_checkpoint_is_read_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor that the family reads, rounded to bfloat16; and the same configuration but for names."""
     folder = saved(tmp_path / "checkpoint", name, monkeypatch)
@@ -202,6 +209,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 0, "layer_types": None}))
     other = saved(tmp_path / "other", "granite", monkeypatch)
+    kinds = ["linear_attention", "full_attention", "full_attention", "linear_attention"]
+    uneven = saved(tmp_path / "uneven", "qwen3_5", monkeypatch, layer_types=kinds)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF1234")
     before, _ = sorted(tmp_path.iterdir()), capsys.readouterr()
     for argv, sentence in (
@@ -210,6 +219,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ([str(tmp_path / "broken.gguf"), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "is no GGUF file that can be read"),
         ([str(other), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "GraniteForCausalLM is not written as GGUF, only LlamaForCausalLM,"),
         ([str(folder), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "would state windows (17, 17, 17) as (); take --scheme w4a16"),
+        ([str(uneven), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "layers [1, 2] attend, and a GGUF file of this architecture can"),
         ([str(tmp_path), str(tmp_path / "new.gguf"), "--scheme", "q8_0"], "is no GGUF file that can be read"),
     ):  # fmt: skip
         assert main(["quantize", *argv]) == 2

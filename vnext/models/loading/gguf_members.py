@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
 
-from vnext.models.config.model_config import ModelConfig, parse_config
+from vnext.models.config.model_config import ModelConfig, Recurrent, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import config_of
 from vnext.models.gguf.header import Header, Tensor
@@ -20,6 +21,7 @@ ARCHITECTURES = MappingProxyType(
         "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "MixtralForCausalLM": "llama", "SmolLM3ForCausalLM": "smollm3",
         "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",
         "GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
+        "Qwen3_5ForCausalLM": "qwen35", "Lfm2ForCausalLM": "lfm2",
     }
 )  # fmt: skip
 """Whose checkpoints are written, and llama.cpp's names of them."""
@@ -54,7 +56,27 @@ def config_members(config: ModelConfig) -> dict[str, object]:
     if experts := config.experts:
         counts = {"expert_count": experts.count, "expert_used_count": experts.per_token}
         found |= counts | {"expert_feed_forward_length": experts.intermediate_size}
+    if config.recurrent:
+        found |= _recurrent_members(config, config.recurrent)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
+
+
+def _recurrent_members(config: ModelConfig, recurrent: Recurrent) -> dict[str, object]:
+    """Of short convolutions, or of delta nets. llama.cpp takes every so many layers of the latter for those that attend. Raises
+    ModelError where that is not so."""
+    attending = [layer for layer in range(config.layer_count) if layer not in recurrent.layers]
+    if not recurrent.key_dim:
+        counts = [config.kv_head_count if layer in attending else 0 for layer in range(config.layer_count)]
+        return {"shortconv.l_cache": recurrent.width, "attention.head_count_kv": counts}
+    interval = attending[0] + 1 if attending else config.layer_count + 1
+    if attending != list(range(interval - 1, config.layer_count, interval)):
+        raise ModelError(f"layers {attending} attend, and a GGUF file of this architecture can state only every so many; {REMEDY}")
+    pairs = int(config.head_dim * config.rope.share) // 2
+    return {
+        "full_attention_interval": interval, "rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0],
+        "ssm.conv_kernel": recurrent.width, "ssm.state_size": recurrent.key_dim, "ssm.group_count": recurrent.key_heads,
+        "ssm.time_step_rank": recurrent.value_heads, "ssm.inner_size": recurrent.values,
+    }  # fmt: skip
 
 
 def require_same(
@@ -63,7 +85,8 @@ def require_same(
     """Raise ModelError unless a file of these members and tensors has this configuration. `stretches`: the numbers of the tensor
     STRETCHES."""
     tensors = {name: Tensor("BF16", shape, 0, 0) for name, shape in shapes.items()}
-    header = Header(dict(members), tensors, 0)  # type: ignore[arg-type]  # all are such values
+    read = {name: array("q", value) if isinstance(value, list) else value for name, value in members.items()}
+    header = Header(read, tensors, 0)  # type: ignore[arg-type]  # all are such values
     found = parse_config(config_of(header, {STRETCHES: stretches.tolist()} if len(stretches) else {}), {})
     both = (msgspec.structs.asdict(each) for each in (config, found))
     one, other = ({key: value for key, value in each.items() if key not in UNCOMPARED} for each in both)

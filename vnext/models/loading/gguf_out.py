@@ -33,7 +33,7 @@ from vnext.models.gguf.vocabulary_out import Ends, vocabulary_members
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_members import config_members, require_same
-from vnext.models.loading.gguf_tensors import SHIFTED, Names, orders_of, place_of
+from vnext.models.loading.gguf_tensors import Form, Names, form_of, place_of
 from vnext.models.loading.quantise import Loss
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
@@ -200,11 +200,9 @@ class GgufQuantiser:
         plans = {}
         for place, parts in homes.items():
             one = tensors.shape(next(iter(parts.values()))) or ()
-            order, _ = orders_of(place.split(".")[-2], one[0], names, config)
-            shift = float(architecture in SHIFTED and place.endswith("norm.weight"))
-            inverse = None if order is None else np.argsort(order)
-            every = [_Rows(tensors, parts[each], one, inverse, shift) for each in sorted(parts, key=lambda each: each or 0)]
-            shape = one if None in parts else (len(parts), *one)
+            form = form_of(place, one[0], names, config)
+            every = [_Rows(tensors, parts[each], one, form) for each in sorted(parts, key=lambda each: each or 0)]
+            shape = tuple(size for size in one if size > 1 or len(one) < 3) if None in parts else (len(parts), *one)
             columns = self._squares.get(parts.get(None, ""))
             plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every), columns=columns)
         return plans
@@ -220,19 +218,24 @@ def _stretches(config: ModelConfig) -> np.ndarray:
 
 
 class _Rows(NamedTuple):
-    """A checkpoint's tensor, its rows in another order unless `order` is None, `shift` added to its numbers."""
+    """A checkpoint's tensor, in the form that a file has it."""
 
     tensors: Checkpoint
     name: str
     shape: tuple[int, ...]
-    order: np.ndarray | None
-    shift: float
+    form: Form
 
     def floats(self) -> Iterator[np.ndarray]:
-        whole = self.tensors.part(self.name, self.shape, ())
+        """Its rows, [some, numbers of a row], of a vector [some]."""
+        whole, (order, columns, shift, is_decay) = self.tensors.part(self.name, self.shape, ()), self.form
+        whole = whole.reshape(len(whole), -1) if len(self.shape) > 2 else whole
+        places = None if order is None else np.argsort(order)
         for rows in _runs(len(whole), int(np.prod(self.shape[1:]))):
-            part = whole[rows if self.order is None else self.order[rows]].astype(np.float32)
-            yield part + np.float32(self.shift) if self.shift else part
+            part = whole[rows if places is None else places[rows]].astype(np.float32)
+            if columns is not None:
+                part = part.reshape(len(part), len(columns), -1)[:, np.argsort(columns)].reshape(part.shape)
+            part = -np.exp(part) if is_decay else part
+            yield part + np.float32(shift) if shift else part
         self.tensors.release(self.name)
 
 

@@ -204,19 +204,15 @@ def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelC
         start = tensor.start + expert * size
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     shape, is_blocks = tensor.shape, tensor.type in GGUF_BLOCKS
-    rows, columns = orders_of(place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1], shape[0], names, config)
+    form = form_of(place, shape[0], names, config)
     dtype = tensor.type if tensor.type in DTYPES else "F32"
     if len(shape) == 3:  # heads one below the other
         shape = (shape[0] * shape[1], shape[2])
     elif len(shape) != len(wanted := whole_shape(layout_of(name, weight_axes(config)), config)) and prod(shape) == prod(wanted):
         shape = wanted
-    if is_blocks and len(shape) == 2 and (columns is None or shape[1] // len(columns) % _block(tensor.type) == 0):
+    if is_blocks and len(shape) == 2 and (form.columns is None or shape[1] // len(form.columns) % _block(tensor.type) == 0):
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
-    return Quantised(
-        file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, rows, columns,
-        shift=float(names.architecture in SHIFTED and place.endswith("norm.weight") and "ssm_norm" not in place),
-        is_decay=place.endswith(".ssm_a"),
-    )  # fmt: skip
+    return Quantised(file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, *form)
 
 
 def _block(type_: str) -> int:
@@ -224,7 +220,23 @@ def _block(type_: str) -> int:
     return next(count for name, count, _ in sizes().values() if name == type_)
 
 
-def orders_of(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
+class Form(NamedTuple):
+    """How a file has the numbers of a tensor, as Quantised says."""
+
+    rows: np.ndarray | None
+    columns: np.ndarray | None
+    shift: float
+    is_decay: bool
+
+
+def form_of(place: str, count: int, names: Names, config: ModelConfig) -> Form:
+    """Of the tensor `place` of `count` rows. Raises ModelError."""
+    part = place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1]
+    is_shifted = names.architecture in SHIFTED and place.endswith("norm.weight") and part != "ssm_norm"
+    return Form(*_orders_of(part, count, names, config), float(is_shifted), part == "ssm_a")
+
+
+def _orders_of(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
     heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
     if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]
