@@ -25,6 +25,8 @@ BF16_BYTES = 2
 BF16_ONE = 0x3F80
 Pieces = Callable[[tuple[int, ...], np.random.Generator], Iterator[np.ndarray]]
 """A tensor's sizes -> its bfloat16 bits (uint16) in order, contiguous."""
+Members = dict[str, object]
+Tensors = dict[str, tuple[int, ...]]
 FILLER = "\u0120word{}"  # byte-level spelling of " word..."; no merge leads there, so texts never encode to it
 
 
@@ -96,26 +98,33 @@ def write_checkpoint(shape: Shape, folder: Path, seed: int = 0, pieces: Pieces |
 
     `pieces`: what draws a tensor, in place of `tensor_pieces`; then the bytes are its own.
     """
+    return write_files(folder, model_config(shape), tokenizer_config(shape.position_count_max), tensor_shapes(shape), seed, pieces)
+
+
+def write_files(
+    folder: Path, config: Members, tokenizer: Members, tensors: Tensors, seed: int = 0, pieces: Pieces | None = None
+) -> int:
+    """As write_checkpoint, of a model of these tensors. `config` and `tokenizer`: config.json and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        "config.json": model_config(shape),
+        "config.json": config,
         "generation_config.json": {"do_sample": False, "pad_token_id": 0},
-        "tokenizer_config.json": tokenizer_config(shape),
-        "tokenizer.json": filled_tokenizer(shape.vocab_size),
+        "tokenizer_config.json": tokenizer,
+        "tokenizer.json": filled_tokenizer(int(str(config["vocab_size"]))),
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
     part = folder / "model.safetensors.part"
     with part.open("wb") as stream:
-        write_tensors(stream, tensor_shapes(shape), seed, pieces or tensor_pieces)
+        write_tensors(stream, tensors, seed, pieces or tensor_pieces)
     part.replace(folder / "model.safetensors")
-    return sum(prod(sizes) for sizes in tensor_shapes(shape).values())
+    return sum(prod(sizes) for sizes in tensors.values())
 
 
-def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(shape: Shape) -> Tensors:
     """Return the shape of every tensor by its Hugging Face name; matrices are [out, in]."""
     hidden, queries, keys = shape.hidden_size, shape.head_count * shape.head_dim, shape.kv_head_count * shape.head_dim
-    layer: dict[str, tuple[int, ...]] = {
+    layer: Tensors = {
         "input_layernorm": (hidden,),
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),
@@ -128,14 +137,14 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
     if shape.query_key_norms:
         layer |= {"self_attn.q_norm": (shape.head_dim,), "self_attn.k_norm": (shape.head_dim,)}
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
+    tensors: Tensors = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for index in range(shape.layer_count):
         tensors |= {f"model.layers.{index}.{name}.weight": sizes for name, sizes in layer.items()}
     tensors["model.norm.weight"] = (hidden,)
     return tensors if shape.tied else tensors | {"lm_head.weight": (shape.vocab_size, hidden)}
 
 
-def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: int, pieces: Pieces) -> None:
+def write_tensors(stream: BinaryIO, tensors: Tensors, seed: int, pieces: Pieces) -> None:
     """Write a safetensors file: the header's length (8 bytes, little-endian), the header as JSON, then the tensors' bytes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -168,7 +177,7 @@ def bfloat16_bits(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-def model_config(shape: Shape) -> dict[str, object]:
+def model_config(shape: Shape) -> Members:
     return {
         "architectures": [shape.architecture], "model_type": shape.model_type, "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,
@@ -181,9 +190,9 @@ def model_config(shape: Shape) -> dict[str, object]:
     }  # fmt: skip
 
 
-def tokenizer_config(shape: Shape) -> dict[str, object]:
+def tokenizer_config(position_count_max: int) -> Members:
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.position_count_max, "bos_token": None,
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": position_count_max, "bos_token": None,
         "eos_token": None, "pad_token": "<|endoftext|>", "clean_up_tokenization_spaces": False,
     }  # fmt: skip
 

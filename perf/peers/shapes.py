@@ -8,12 +8,13 @@ from pathlib import Path
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 sys.path.insert(0, SCRIPTS)
 try:
+    from random_mixed import MIXED, write_mixed
     from random_model import SHAPES, Shape, tensor_shapes, write_checkpoint
 finally:
     sys.path.remove(SCRIPTS)
 
-__all__ = ["QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint"]
-QUANTISED = {f"{name}-q4": name for name in SHAPES}
+__all__ = ["MIXED", "QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint", "write_mixed"]
+QUANTISED = {f"{name}-q4": name for name in (*SHAPES, *MIXED)}
 """Random weights in the 4 bits of Q4_0, in one GGUF file for all engines."""
 
 
