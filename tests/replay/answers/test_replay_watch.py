@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 from log_drive import engine, record, small_config, started
@@ -21,6 +22,7 @@ from vnext.replay.futures.forking import FutureOptions, future_of
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.tail import Damaged, Tail
 from vnext.runtime.record.recorder import Recorder
+from vnext.runtime.record.retention import is_kept, lock_folder
 from vnext.sched.schedule import schedule
 from vnext.sim.rng import Rng
 from vnext.state.digest import digest
@@ -128,6 +130,44 @@ def test_a_healthy_log_is_well(tmp_path, capsys):
     assert "all is well" in capsys.readouterr().out
 
 
+def test_a_log_that_its_engine_has_closed_ends_the_watch_and_a_later_start_goes_on(tmp_path, capsys):
+    logs = tmp_path / "logs"
+    one = record(logs / "20261130-100000-1-1", arrivals=20, timestamped=True)
+    assert main(["watch", str(one)]) == 0
+    said = capsys.readouterr().out
+    assert "all is well" in said and "the engine has closed this log; it last wrote at " in said and " UTC" in said
+    assert main(["watch", str(logs), "--live", "--json"]) == 0 and json.loads(capsys.readouterr().out)["closed"]
+    late = Timer(0.3, record, (logs / "20261130-100001-1-1",), {"arrivals": 20, "change": wrong_in_step(5)})
+    late.start()
+    assert main(["watch", str(logs), "--live", "--wait"]) == 1
+    late.join()
+    said = capsys.readouterr().out
+    assert said.index("has closed this log") < said.index("digest at step 5") and "100001-1-1" in said
+    assert main(["watch", str(one), "--wait"]) == 2 and "give --live too" in capsys.readouterr().err
+
+
+def test_a_log_whose_engine_was_killed_says_that_nobody_has_it_open(tmp_path, capsys, monkeypatch):
+    """Without requests no step hangs, so there is no alarm. With --live a later start's log ends the watch."""
+    logs = tmp_path / "logs"
+    path = next(record(logs / "20261130-100000-1-1", arrivals=20).iterdir())
+    path.write_bytes(path.read_bytes()[: -len(items_of(path)[-1].body) - 16])
+    record(logs / "20261130-100001-1-1", arrivals=2)
+    os.utime(path)
+    assert not is_kept(path.parent)
+    lock = lock_folder(path.parent)
+    assert is_kept(path.parent)
+    os.close(lock)
+    monkeypatch.setattr("vnext.replay.answers.watch.TOLD_EVERY_S", 0.2)
+    clock, tail, told = count(0, 5), Tail(path), []
+    follow(
+        tail, Watcher(tail.log), 30.0, False, lambda watcher, quiet_s: told.append(quiet_s) or len(told) < 4,
+        now=lambda: float(next(clock)), sleep=lambda seconds: None,
+    )  # fmt: skip
+    assert told == sorted(told) and told[-1] > 10, "it goes on for as long as it is asked to"
+    assert main(["watch", str(logs), "--live"]) == 0
+    assert "no engine of this machine has this log open" in capsys.readouterr().out
+
+
 def test_a_webhook_hears_of_an_alarm_and_of_nothing_else(tmp_path, capsys):
     """The server that hears answers with a status; one that refuses, or is not there, is named, and the alarm counts."""
     heard, statuses = [], [200, 500]
@@ -183,12 +223,16 @@ def alarm_of(log_dir: Path) -> tuple[str, int]:
     return "", -1
 
 
-def test_a_state_that_is_not_the_engines_is_noticed_in_its_step(tmp_path):
+def wrong_in_step(step: int):
     def change(events, state_digest, ranks):
-        wrong = any(isinstance(event, StepPlanned) and event.step == 17 for event in events)
+        wrong = any(isinstance(event, StepPlanned) and event.step == step for event in events)
         return events, state_digest ^ wrong, ranks
 
-    assert alarm_of(record(tmp_path / "log", change=change)) == ("digest", 17)
+    return change
+
+
+def test_a_state_that_is_not_the_engines_is_noticed_in_its_step(tmp_path):
+    assert alarm_of(record(tmp_path / "log", change=wrong_in_step(17))) == ("digest", 17)
 
 
 def test_a_decision_that_is_not_the_schedulers_is_noticed_in_its_step(tmp_path):
@@ -264,7 +308,7 @@ def test_a_hanging_step_is_noticed(tmp_path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     tail = Tail(log_dir)
     watcher = Watcher(tail.log)
-    follow(tail, watcher, 30.0, False, lambda watcher: None, now=lambda: float(next(clock)), sleep=lambda seconds: None)
+    follow(tail, watcher, 30.0, False, lambda *_: True, now=lambda: float(next(clock)), sleep=lambda seconds: None)
     assert watcher.alarm.kind == "silent" and "for 30 s" in watcher.alarm.message and watcher.state.requests
 
 

@@ -24,9 +24,11 @@ from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
 from vnext.replay.console.ended import Ended
 from vnext.replay.reading.folding import first_state
-from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.tail import Damaged, Tail, newest_log
+from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.verify import load_difference, plan_difference, why_not_decided
+from vnext.runtime.record.retention import is_kept
 from vnext.sched.policies import PATIENCE, PolicyError, is_built_in
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
@@ -62,7 +64,8 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen until the end or the first alarm."""
+    """What was seen until the end or the first alarm. `closed`: the engine has closed its log, which will not grow; `written`
+    is when it last wrote, "" if the log has no times."""
 
     log: str
     frames: int
@@ -71,15 +74,19 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     alarm: Alarm | None
+    closed: bool = False
+    written: str = ""
 
 
 class Watcher:
-    """Checks one engine. Mutable: pass it every item of its log in order; `alarm` is the first problem."""
+    """Checks one engine. Mutable: pass it every item of its log in order; `alarm` is the first problem. `closed`: the last item
+    was the frame with which an engine closes its log."""
 
     def __init__(self, log: Log, all_laws: bool = False) -> None:
         self.state: State = first_state(log)
         self.alarm: Alarm | None = None
         self.frames = self.events = self.steps = 0
+        self.closed, self._closes = False, log.header.closes
         self._chain = log.chain
         self._all_laws, self._decides = all_laws, not why_not_decided(log)
         self._stuck = StuckDetector()
@@ -106,6 +113,7 @@ class Watcher:
         self._chain = codec.chained(self._chain, digest(self.state), frame.body)
         if self._chain != frame.digest:
             self.raise_alarm("digest", "the state after this frame is not what the engine had")
+        self.closed = self._closes and codec.is_closing(frame)
         if why := self._stuck.frame(frame, self.state):
             self.raise_alarm("stuck", why)
 
@@ -144,12 +152,18 @@ class Watcher:
         step, event = self.state.planned - 1, self.state.sequence - 1
         self.alarm = self.alarm or Alarm(kind=kind, step=step, event=event, message=message)
 
-    def watched(self, log: str) -> Watched:
+    def watched(self, log: Path) -> Watched:
         state = self.state
         return Watched(
-            log=log, frames=self.frames, events=self.events, steps=self.steps, running=len(state.rows),
-            waiting=len(state.waiting), alarm=self.alarm,
+            log=str(log), frames=self.frames, events=self.events, steps=self.steps, running=len(state.rows),
+            waiting=len(state.waiting), alarm=self.alarm, closed=self.closed, written=_written(log) if self.closed else "",
         )  # fmt: skip
+
+
+def _written(path: Path) -> str:
+    """When a log was last written; "" if it has no times."""
+    found = timestamps_of(open_log(path))
+    return "" if found is None else render.moment(int(found.times_ns[-1]) + found.wall_minus_monotonic_ns)
 
 
 def follow(
@@ -157,12 +171,13 @@ def follow(
     watcher: Watcher,
     silent_s: float,
     once: bool,
-    tell: Callable[[Watcher], None],
+    goes_on: Callable[[Watcher, float], bool],
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Watch until an alarm or, with `once`, until the current end of the log. A step may take `silent_s` seconds."""
-    heard_s, reported_s = now(), now()
+    """Watch until an alarm, until the engine has closed the log, with `once` until the current end of the log, or until `goes_on`,
+    which hears now and then for how many seconds nothing was written, says no. A step may take `silent_s` seconds."""
+    heard_s = written_s = reported_s = now()
     while watcher.alarm is None:
         frames = watcher.frames
         try:
@@ -172,9 +187,10 @@ def follow(
         except Damaged as error:
             watcher.raise_alarm("damaged", str(error))
             return
-        if once:
+        if once or watcher.closed:
             return
         time_s = now()
+        written_s = time_s if watcher.frames != frames else written_s
         if watcher.frames != frames or not watcher.state.requests:
             heard_s = time_s
         elif time_s - heard_s > silent_s:
@@ -183,7 +199,8 @@ def follow(
             return
         if time_s - reported_s > TOLD_EVERY_S:
             reported_s = time_s
-            tell(watcher)
+            if not goes_on(watcher, time_s - written_s):
+                return
         sleep(POLL_S)
 
 
@@ -194,10 +211,11 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `watch` to the commands."""
     watching = command(
         "watch", run, "follow a live log and raise an alarm when a law breaks or the engine is stuck",
-        "Ends with the first alarm (exit code 1), or when interrupted (0). With --live, LOG is the folder that holds the "
-        "logs of all starts.",
+        "Ends with the first alarm (exit code 1), when the engine has closed its log (0), or when interrupted (0). With --live, "
+        "LOG is the folder that holds the logs of all starts.",
     )  # fmt: skip
     watching.add_argument("--live", action="store_true", help="follow the newest log in the folder LOG")
+    watching.add_argument("--wait", action="store_true", help="with --live: go on with the next start's log when one has ended")
     watching.add_argument("--whole", action="store_true", help="begin at the start of the log, not at its newest segment")
     watching.add_argument("--once", action="store_true", help="stop at the current end of the log")
     watching.add_argument("--laws", action="store_true", help="check all laws after every frame (slower)")
@@ -207,32 +225,60 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 if nothing was wrong, 1 after an alarm."""
-    if arguments.silent <= 0:
+    if not arguments.silent > 0:
         raise UnusableLog(f"--silent {arguments.silent:g}: it must be more than 0 seconds")
     if arguments.webhook and not arguments.webhook.startswith(("http://", "https://")):
         raise UnusableLog(f"--webhook {arguments.webhook}: it must begin with http:// or https://")
-    arguments.log = newest_log(arguments.log) if arguments.live else arguments.log
-    answer = _watched(arguments, console)
+    if arguments.wait and (arguments.once or not arguments.live):
+        raise UnusableLog("--wait goes on with the next log of a folder: give --live too, and no --once")
+    folder = arguments.log if arguments.live else None
+    while True:
+        arguments.log = newest_log(folder) if folder else arguments.log
+        answer = _watched(arguments, console, folder)
+        if not arguments.wait or answer.alarm is not None or getattr(arguments, "ended", None) is INTERRUPTED:
+            break
+        if not arguments.json:
+            print_watched(console, answer)
+        if not _next_began(folder, arguments.log):
+            arguments.ended = INTERRUPTED
+            break
     print_answer(arguments, console, answer, print_watched)
     if answer.alarm is not None and arguments.webhook and (failed := posted(arguments.webhook, answer.log, answer.alarm)):
         print(f"vnext-replay: the alarm did not reach {arguments.webhook} ({failed})", file=sys.stderr)
     return int(answer.alarm is not None)
 
 
-def _watched(arguments: argparse.Namespace, console: Console) -> Watched:
+def _watched(arguments: argparse.Namespace, console: Console, folder: Path | None) -> Watched:
     path: Path = arguments.log
     tail = Tail(path, arguments.whole)
     watcher = Watcher(tail.log, arguments.laws)
 
-    def tell(watcher: Watcher) -> None:
+    def goes_on(watcher: Watcher, quiet_s: float) -> bool:
+        kept = quiet_s < TOLD_EVERY_S or is_kept(path if path.is_dir() else path.parent)
         if not arguments.json:
-            print_progress(console, watcher.watched(str(path)))
+            print_progress(console, watcher.watched(path), quiet_s, kept)
+        return kept or folder is None or _next(folder, path) == path
 
     try:
-        follow(tail, watcher, arguments.silent, arguments.once, tell)
+        follow(tail, watcher, arguments.silent, arguments.once, goes_on)
     except KeyboardInterrupt:  # how a user stops it
         arguments.ended = INTERRUPTED
-    return watcher.watched(str(path))
+    return watcher.watched(path)
+
+
+def _next(folder: Path, path: Path) -> Path:
+    """The log of the latest start in a folder: names sort by time."""
+    return max((found.parent for found in folder.glob(f"*/*{codec.SEGMENT_SUFFIX}")), key=lambda log: log.name, default=path)
+
+
+def _next_began(folder: Path, path: Path) -> bool:
+    """Wait until a later start writes a log; False after Ctrl-C."""
+    try:
+        while _next(folder, path) == path:
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def posted(url: str, log: str, alarm: Alarm) -> str:
@@ -246,15 +292,22 @@ def posted(url: str, log: str, alarm: Alarm) -> str:
         return str(error)
 
 
-def print_progress(console: Console, answer: Watched) -> None:
-    """Print one line of progress."""
-    console.print(f"{render.counted(answer.steps, 'step')}, {answer.running} running, {answer.waiting} waiting: all is well")
+def print_progress(console: Console, answer: Watched, quiet_s: float = 0.0, kept: bool = True) -> None:
+    """Print one line of progress. `kept`: the log's engine lives, as far as this machine knows."""
+    line = f"{render.counted(answer.steps, 'step')}, {answer.running} running, {answer.waiting} waiting: all is well"
+    quiet = f", and nothing was written for {quiet_s:.0f} s" if quiet_s >= TOLD_EVERY_S else ""
+    console.print(line + quiet + ("" if kept else "; no engine of this machine has this log open"), soft_wrap=True)
 
 
 def print_watched(console: Console, answer: Watched) -> None:
     """Print the outcome."""
     if answer.alarm is None:
         print_progress(console, answer)
+        if answer.closed:
+            left = answer.running + answer.waiting
+            unfinished = f" with {render.counted(left, 'request')} unfinished" if left else ""
+            written = f"; it last wrote at {answer.written}" if answer.written else ""
+            console.print(f"the engine has closed this log{unfinished}{written}", soft_wrap=True)
         return
     console.print(_reported(answer.alarm), style="bold red", soft_wrap=True)
     console.print(f"ask vnext-replay {ASKS.get(answer.alarm.kind, 'shrink')} {answer.log}", soft_wrap=True)
