@@ -292,6 +292,18 @@ def test_one_log_for_each_rank(tmp_path, capsys):
     assert found["ranks"][2]["first_different_step"] >= 12
 
 
+@pytest.mark.parametrize(("other", "why"), [
+    ({"config": small_config(page_count=30)}, "page_count is 30 in one and 24 in the other"),
+    ({"seed": 9}, "is RequestArrived ("),
+])  # fmt: skip
+def test_logs_of_two_engines_are_no_ranks(tmp_path, capsys, other, why):
+    record(tmp_path / "run" / "b", arrivals=6)
+    record(tmp_path / "run" / "a", arrivals=6, **other)
+    assert main(["ranks", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "b and a are not of one engine: " in said and why in said and said.count("\n") == 1
+
+
 def test_an_index_is_not_needed_to_compare(tmp_path, monkeypatch):
     """diff folds nothing: it works where nothing can be folded."""
     log_dir = record(tmp_path / "log")

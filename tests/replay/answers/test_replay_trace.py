@@ -31,7 +31,7 @@ from vnext.runtime.record.segments import Bounds
 from vnext.sched.explain import explain
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import StepInFlight
 
@@ -88,13 +88,16 @@ def test_a_trace_is_valid_and_nests(tmp_path, timestamped):
 
 def test_what_it_shows_is_what_the_log_holds(tmp_path):
     config = small_config(page_count=16)
-    log_dir = record(tmp_path / "log", config=config, arrivals=80)
+    log_dir = record(tmp_path / "log", config=config, arrivals=80, change=weighed)
     counts, events = info(open_log(log_dir)), traced(log_dir, tmp_path / "trace.json")
     slices = [event for event in events if event["ph"] == "X"]
     steps = [event for event in slices if event["pid"] == 1]
     whole = [event for event in slices if event["name"].startswith("request ")]
     assert sorted(event["name"] for event in steps) == sorted(f"step {number}" for number in range(counts.steps))
     assert sorted(int(event["name"].split()[1]) for event in whole) == list(range(counts.requests))
+    for event in whole:
+        number = int(event["name"].split()[1])
+        assert event["args"].get("client", f"{0:016x}") == f"{number % 3:016x}" and event["args"].get("weight", 1) == 1 + number % 3
     assert sum(event["args"]["samples"] for event in steps) == counts.sampled_tokens
     gave_way = [event for event in events if event["name"].startswith("gives way")]
     assert len(gave_way) == counts.preemptions > 0
@@ -103,6 +106,12 @@ def test_what_it_shows_is_what_the_log_holds(tmp_path):
             assert sum(event["args"].values()) == config.page_count and min(event["args"].values()) >= 0
     reasons = Counter(event["name"].split(": ")[1] for event in events if event["name"].startswith("not taken"))
     assert reasons == changes_of_reasons(log_dir) and set(reasons) >= {"blocks", "order", "room", "budget"}
+
+
+def weighed(events, state_digest, ranks):
+    """Clients share turns by weights: under fcfs nothing else follows from them."""
+    heavy = [msgspec.structs.replace(event, weight=1 + event.client) if isinstance(event, RequestArrived) else event for event in events]
+    return heavy, state_digest, ranks
 
 
 def changes_of_reasons(log_dir) -> Counter:

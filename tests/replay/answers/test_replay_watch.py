@@ -20,9 +20,9 @@ from vnext.replay.answers.watch import IDLE_FRAMES, StuckDetector, Watcher, foll
 from vnext.replay.cli.main import main
 from vnext.replay.futures.forking import FutureOptions, future_of
 from vnext.replay.reading.source import open_log
-from vnext.replay.reading.tail import Damaged, Tail
+from vnext.replay.reading.tail import Damaged, Tail, is_kept
 from vnext.runtime.record.recorder import Recorder
-from vnext.runtime.record.retention import is_kept, lock_folder
+from vnext.runtime.record.retention import lock_folder
 from vnext.sched.schedule import schedule
 from vnext.sim.rng import Rng
 from vnext.state.digest import digest

@@ -133,6 +133,15 @@ def test_an_honest_log_passes(log, model, answer):
     assert answer("audit", log, "--sample", "25%", "--seed", "7")[1] == found
 
 
+def test_steps_in_flight_where_a_log_ends_are_not_chosen(log, answer, sentence, tmp_path):
+    """They have no tokens: a sample of them alone compared nothing, and found nothing wrong."""
+    answer("cut", log, 0, 12, "-o", tmp_path / "begun")
+    code, found = answer("audit", tmp_path / "begun", "--sample", "all")
+    assert (code, found["same"]) == (0, True) and 8 < found["steps"] == found["steps_total"] < 12
+    answer("cut", log, 0, 1, "-o", tmp_path / "flying")
+    assert "there is nothing to audit" in sentence("audit", tmp_path / "flying")
+
+
 CAREFUL: dict[str, tuple[Callable[[Answers], Change], str]] = {
     "a drawn token": (lambda a: tokens_changed({a.places[next(a.of(False))][2]: other_token}), "token"),
     "a greedy token": (lambda a: tokens_changed({a.places[next(a.of(True))][2]: other_token}), "token"),

@@ -21,6 +21,8 @@ from vnext.state.state import State
 
 STATES_KEPT = 4
 NEVER = -1
+SHARED = ("config.", "model")
+"""Beginnings of the header fields that all ranks of an engine share."""
 TOKENS = "tokens"
 """The field for a rank that reported details although its digest is right: digests cover structure, so its tokens
 differ."""
@@ -135,10 +137,24 @@ def _of_logs(paths: list[Path]) -> Ranks:
     lines = [_Rank().line(paths[0].name)]
     for path in paths[1:]:
         try:
-            lines.append(_line_of(path.name, diff(first, open_log(path))))
+            found = diff(first, open_log(path))
         except UnusableLog as error:
             raise UnusableLog(f"{path.name} cannot be compared with {paths[0].name}: {error}") from error
+        if other := _other_engine(found):
+            names = f"{path.name} and {paths[0].name}"
+            raise UnusableLog(f"{names} are not of one engine: {other}; `compare` and `fleet` take such logs")
+        lines.append(_line_of(path.name, found))
     return Ranks(same=_all_same(lines), compared=f"the log {paths[0].name}", interval=0, ranks=lines)
+
+
+def _other_engine(found: Diff) -> str:
+    """What ranks of one engine share and these logs do not: its settings, and what came from outside; "" for nothing."""
+    if settings := [field for field in found.headers if field.name.startswith(SHARED)]:
+        return f"{settings[0].name.removeprefix('config.')} is {settings[0].one} in one and {settings[0].other} in the other"
+    if "RequestArrived" in found.what:
+        what = ", ".join(field.name for field in found.fields)
+        return f"event {found.event} is {found.what} ({what} differ)" if what != "event" else f"event {found.event} is {found.what}"
+    return ""
 
 
 def _line_of(name: str, found: Diff) -> RankLine:

@@ -41,7 +41,8 @@ def print_life(console: Console, answer: RequestLife) -> None:
     weight = f", weight {answer.weight}" if answer.weight != 1 else ""
     facts(console, f"request {answer.id}", [
         ("name", answer.name),
-        ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}{weight}"),
+        *([("client", f"{answer.client or 'unknown'}{weight}")] if answer.client or weight else []),
+        ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}"),
         ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}{_brought(answer)}"),
         ("waited", f"{queued} before its first, {waited} in all"),

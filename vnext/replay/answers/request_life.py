@@ -84,6 +84,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     privacy: Privacy
+    client: str
     priority: int
     weight: int
     arrival_s: float
@@ -275,6 +276,7 @@ class _Story:
             id=self.id,
             name=arrival.name,
             privacy=header.privacy,
+            client=f"{arrival.client:016x}" if arrival.client else "",
             priority=arrival.priority,
             weight=arrival.weight,
             arrival_s=(arrival.arrival_ns - header.started.started_ns) / 1e9,

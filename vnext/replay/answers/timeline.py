@@ -19,7 +19,7 @@ from vnext.replay.reading.strides import Run
 from vnext.replay.reading.times import STEP_US, Clock
 from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned
-from vnext.state.state import State, StepInFlight, Waiting
+from vnext.state.state import Request, State, StepInFlight, Waiting
 from vnext.state.traits import everyone_leaves, line_of, loses_steps, requests_of
 
 ENGINE, REQUESTS = 1, 2
@@ -67,13 +67,13 @@ class Writer:
 
 
 class Lived:
-    """A request's lane: when it began, and when the current phase (waiting or computing) began (`phase_us`); None if
+    """A request's lane: `who` it is, when it began, and when the current phase (waiting or computing) began (`phase_us`); None if
     unknown. `chunks_us` is the earliest time at which a chunk of this phase may begin."""
 
-    __slots__ = ("lane", "since_us", "waits", "phase_us", "chunks_us", "name", "note")
+    __slots__ = ("lane", "since_us", "waits", "phase_us", "chunks_us", "who", "note")
 
-    def __init__(self, lane: int, since_us: float | None, waits: bool, name: str) -> None:
-        self.lane, self.since_us, self.waits, self.name, self.note = lane, since_us, waits, name, ""
+    def __init__(self, lane: int, since_us: float | None, waits: bool, who: str) -> None:
+        self.lane, self.since_us, self.waits, self.who, self.note = lane, since_us, waits, who, ""
         self.phase_us, self.chunks_us = since_us, since_us or 0.0
 
 
@@ -115,7 +115,7 @@ class Timeline:
         writer.name(REQUESTS, 0, "process_name", "requests")
         running = set(first.rows.id.tolist())
         for id_, request in first.requests.items():
-            self._arrive(id_, request.name, 0.0, id_ not in running)
+            self._arrive(request, 0.0, id_ not in running)
 
     def hear(self, item: Folded) -> None:
         event, before, after = item.event, item.before, item.after
@@ -123,7 +123,7 @@ class Timeline:
         self._latest_us = self._latest_us if now_us is None else now_us
         match event:
             case RequestArrived():
-                self._arrive(event.id, event.name, now_us, True)
+                self._arrive(event, now_us, True)
             case StepPlanned():
                 self._plan(event, before, after, now_us)
             case StepCommitted():
@@ -153,20 +153,21 @@ class Timeline:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def _arrive(self, id_: int, name: str, now_us: float | None, waits: bool) -> None:
+    def _arrive(self, request: Request | RequestArrived, now_us: float | None, waits: bool) -> None:
         self.requests += 1
         if self._free:
             lane = heapq.heappop(self._free)
         else:
             self.lanes = lane = self.lanes + 1
             self._writer.name(REQUESTS, lane, "thread_name", f"lane {lane}")
-        self._living[id_] = Lived(lane, now_us, waits, name)
+        client = f',"client":"{request.client:016x}","weight":{request.weight}' if request.client or request.weight != 1 else ""
+        self._living[request.id] = Lived(lane, now_us, waits, f'"name":{json.dumps(request.name)}{client}')
 
     def _end(self, id_: int, now_us: float | None, finish: str) -> None:
         lived = self._living.pop(id_)
         self._phase(lived, now_us)
         self._slice(REQUESTS, lived.lane, lived.since_us, now_us, f"request {id_}",
-                    f'"name":{json.dumps(lived.name)},"finish":"{finish}"')  # fmt: skip
+                    f'{lived.who},"finish":"{finish}"')  # fmt: skip
         heapq.heappush(self._free, lived.lane)
 
     def _phase(self, lived: Lived, now_us: float | None) -> None:

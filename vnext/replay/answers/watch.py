@@ -25,10 +25,9 @@ from vnext.replay.console.commands import print_answer
 from vnext.replay.console.ended import Ended
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog, open_log
-from vnext.replay.reading.tail import Damaged, Tail, newest_log
+from vnext.replay.reading.tail import Damaged, Tail, is_kept, newest_log
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.verify import load_difference, plan_difference, why_not_decided
-from vnext.runtime.record.retention import is_kept
 from vnext.sched.policies import PATIENCE, PolicyError, is_built_in
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
@@ -211,11 +210,11 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `watch` to the commands."""
     watching = command(
         "watch", run, "follow a live log and raise an alarm when a law breaks or the engine is stuck",
-        "Ends with the first alarm (exit code 1), when the engine has closed its log (0), or when interrupted (0). With --live, "
-        "LOG is the folder that holds the logs of all starts.",
+        "Ends with an alarm (exit code 1), where the engine closes its log, or on Ctrl-C (0). With --live, LOG is the folder of "
+        "all starts' logs.",
     )  # fmt: skip
     watching.add_argument("--live", action="store_true", help="follow the newest log in the folder LOG")
-    watching.add_argument("--wait", action="store_true", help="with --live: go on with the next start's log when one has ended")
+    watching.add_argument("--wait", action="store_true", help="with --live: go on with the next start's log")
     watching.add_argument("--whole", action="store_true", help="begin at the start of the log, not at its newest segment")
     watching.add_argument("--once", action="store_true", help="stop at the current end of the log")
     watching.add_argument("--laws", action="store_true", help="check all laws after every frame (slower)")
@@ -239,7 +238,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             break
         if not arguments.json:
             print_watched(console, answer)
-        if not _next_began(folder, arguments.log):
+        if folder is None or not _next_began(folder, arguments.log):
             arguments.ended = INTERRUPTED
             break
     print_answer(arguments, console, answer, print_watched)
@@ -254,7 +253,7 @@ def _watched(arguments: argparse.Namespace, console: Console, folder: Path | Non
     watcher = Watcher(tail.log, arguments.laws)
 
     def goes_on(watcher: Watcher, quiet_s: float) -> bool:
-        kept = quiet_s < TOLD_EVERY_S or is_kept(path if path.is_dir() else path.parent)
+        kept = quiet_s < TOLD_EVERY_S or is_kept(path)
         if not arguments.json:
             print_progress(console, watcher.watched(path), quiet_s, kept)
         return kept or folder is None or _next(folder, path) == path

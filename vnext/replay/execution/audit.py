@@ -28,11 +28,11 @@ from vnext.replay.execution.execution import (
 )
 from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.drawn import Answered
-from vnext.replay.reading.folding import first_state
-from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.verify import Verdict, verify
 from vnext.replay.rerun.model_of_log import digests_of, folder_of
 from vnext.replay.rerun.numerics import CannotRun, Ground, grounds
+from vnext.state.events import AnyEvent, StepCommitted
 from vnext.state.params import DEFAULTS, Sampling
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from vnext.replay.rerun.alone import Alone
     from vnext.replay.rerun.machine import Machine
     from vnext.replay.rerun.versions import Versions
-    from vnext.state.state import Weights
-
-
+    from vnext.state.state import State, Weights
 
 FINDINGS_SHOWN = 16
 SEED_BITS = 32
@@ -102,10 +100,13 @@ def audit(path: Path, share: float, seed: int | None, chosen: ModelChoice, progr
     """Audit the log at `path`. `seed` None draws one, which the answer names. Raises UnusableLog."""
     seed = random.SystemRandom().getrandbits(SEED_BITS) if seed is None else seed
     walk = Walk(path, Selection(), telling=True)
-    verdict = verify(open_log(path))
+    committed = _Committed()
+    verdict = verify(walk.log, also=committed)
     findings = [*_of_log(verdict), *_of_files(walk, chosen)]
-    first, total = first_state(walk.log).planned, verdict.steps
-    steps = sorted(random.Random(seed).sample(range(first, first + total), math.ceil(share * total)))
+    total = len(committed.steps)
+    if not (total or findings):
+        raise UnusableLog(f"{path} has no step that was computed: there is nothing to audit")
+    steps = sorted(random.Random(seed).sample(committed.steps, math.ceil(share * total)))
     run = _Run(walk, steps)
     if not any(finding.field in ("model", "weights") for finding in findings):
         with sentences():
@@ -120,6 +121,18 @@ def audit(path: Path, share: float, seed: int | None, chosen: ModelChoice, progr
         tokens=run.tokens, differ=len(run.differences), missed=1 - (len(steps) - run.not_audited) / max(total, 1),
         every_byte="weights_digest" in environment, findings=findings[:FINDINGS_SHOWN], elsewhere=run.elsewhere,
     )  # fmt: skip
+
+
+class _Committed:
+    """Collects the steps that a log plans and commits: those in flight at its end or lost with a rank have no tokens to compare."""
+
+    def begin(self, state: State) -> None:
+        self._planned, self.steps = state.planned, list[int]()
+
+    def __call__(self, before: State, event: AnyEvent, after: State) -> str:
+        if isinstance(event, StepCommitted) and event.step >= self._planned:
+            self.steps.append(event.step)
+        return ""
 
 
 def _of_log(verdict: Verdict) -> list[Finding]:

@@ -6,6 +6,8 @@ An incomplete last record is not damage here, because the rest may still come.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,22 @@ from vnext.log.reading import BadRecord, Reading
 from vnext.replay.reading.source import Log, UnusableLog, open_log, part_of, size_of
 
 GONE = "is gone: the engine deletes the oldest of its log (--log-max-bytes), and this was not read in time"
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a process of this machine keeps the log at `path`, or may: an engine locks its folder (record/retention.py)."""
+    try:
+        fd = os.open(path if path.is_dir() else path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
 
 
 class Damaged(Exception):

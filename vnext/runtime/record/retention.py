@@ -37,21 +37,6 @@ def lock_folder(folder: Path) -> int:
     return fd
 
 
-def is_kept(folder: Path) -> bool:
-    """Whether a process of this machine keeps the log in a folder, or may: a log without a lock is left by its engine."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-
-
 def forget(log_dir: Path, starts_max: int, bytes_max: int) -> None:
     """Delete the oldest starts beside `log_dir`, the newest of them, so that at most `starts_max` are left, which have at most
     `bytes_max` (0: no such bound). One that cannot be deleted is left and counts."""
