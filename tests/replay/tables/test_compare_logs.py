@@ -15,13 +15,14 @@ def test_a_log_is_like_itself(tmp_path, capsys) -> None:
     log = record(tmp_path / "one", timestamped=True)
     code, found = answer(capsys, "compare", log, log)
     assert code == 0 and found["differs"] == [] and found["step_ratio"] == 1.0 and found["first"] == "the logs have the same events"
-    assert all(each["one"] == each["other"] for each in found["figures"])
+    assert all(each["one"] == each["other"] and each["low"] is None for each in found["figures"]), "nothing of it is chance"
 
 
 def test_other_settings_and_the_first_other_decision_are_named(tmp_path, capsys) -> None:
     one, other = (record(tmp_path / f"{seqs}", config=small_config(max_num_seqs=seqs), timestamped=True) for seqs in (6, 2))
     code, found = answer(capsys, "compare", one, other)
     assert code == 0 and found["differs"][0] == "settings differ: max_num_seqs is 2 instead of 6"
+    assert answer(capsys, "fleet", one, other)[1]["settings"] == ["2 has other settings than 6: max_num_seqs is 2 instead of 6"]
     assert found["first"].startswith(f"step {answer(capsys, 'diff', one, other)[1]['step']}")
     figures = {each["name"]: each for each in found["figures"]}
     assert figures["tokens of an answer, mean"]["one"] == pytest.approx(Log(one).requests["tokens"].mean())

@@ -82,10 +82,20 @@ def header_fields(one: Log, other: Log) -> list[Field]:
         *((f"config.{name}", *both) for name, both in _fields(one.header.started.config, other.header.started.config)),
         *(
             (name, *both) for name, both in _fields(one.header.started, other.header.started)
-            if name not in ("config", *OF_THE_START)
+            if name not in ("config", "environment", *OF_THE_START)
         ),
+        *_of_environment(one.header.started.environment, other.header.started.environment),
     ]  # fmt: skip
     return [Field(name=name, one=str(a), other=str(b)) for name, a, b in pairs if a != b]
+
+
+def short(name: str) -> str:
+    """A header field's name, as people know a setting."""
+    return name.removeprefix("config.").removeprefix("environment.")
+
+
+def _of_environment(one: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    return ((f"environment.{name}", one.get(name, "-"), other.get(name, "-")) for name in sorted({*one, *other}))
 
 
 def _fields(one: msgspec.Struct, other: msgspec.Struct) -> Iterator[tuple[str, tuple[object, object]]]:
@@ -334,7 +344,8 @@ def _different_fields(one: AnyEvent, other: AnyEvent) -> list[Field]:
         elif isinstance(a, msgspec.Struct) and isinstance(b, msgspec.Struct):
             found += [Field(name=f"{name}.{inner}", one=str(x), other=str(y)) for inner, (x, y) in _fields(a, b) if x != y]
         else:
-            found.append(Field(name=name, one=str(a), other=str(b)))
+            shown = "{:016x}" if name == "client" else "{}"
+            found.append(Field(name=name, one=shown.format(a), other=shown.format(b)))
     return found
 
 

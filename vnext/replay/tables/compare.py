@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
 
-from vnext.replay.answers.diff import Diff, Field, diff, header_fields
+from vnext.replay.answers.diff import Diff, Field, diff, header_fields, short
 from vnext.replay.answers.stat import Stat, stat
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, print_answer
@@ -98,11 +98,15 @@ def _rate(came: np.ndarray) -> float:
 
 
 def of_requests(one: Columns, other: Columns) -> list[Change]:
-    """The spreads of the requests' columns in both logs, of those that have a value, in their order of arrival."""
+    """The spreads of the requests' columns in both logs, of those that have a value, in their order of arrival. Nothing is drawn of
+    a column that is the same in both."""
     rng, found = np.random.default_rng(0), list[Change]()
     for name, words in NAMES.items():
         ones, others = (column[~np.isnan(column)] for column in (each[name].astype(float) for each in (one, other)))
-        if len(ones) and len(others):
+        if len(ones) and np.array_equal(ones, others):
+            alike = {kind: float(of(np.sort(ones))) for kind, of in KINDS.items()}
+            found += [Change(name=f"{words}, {kind}", one=value, other=value) for kind, value in alike.items()]
+        elif len(ones) and len(others):
             draws = _drawn(ones, rng), _drawn(others, rng)
             found += [
                 _change(f"{words}, {kind}", float(of(np.sort(ones))), float(of(np.sort(others))), draws[0][place], draws[1][place])
@@ -175,7 +179,7 @@ def _first(one: Path, other: Path) -> str:
 
 def _sentences(settings: list[Field], figures: list[Change], ratio: float | None) -> Iterator[str]:
     if settings:
-        shown = [f"{each.name.removeprefix('config.')} is {each.other} instead of {each.one}" for each in settings[:SETTINGS_SHOWN]]
+        shown = [f"{short(each.name)} is {each.other} instead of {each.one}" for each in settings[:SETTINGS_SHOWN]]
         more = [f"and {len(settings) - SETTINGS_SHOWN} more"] if len(settings) > SETTINGS_SHOWN else []
         yield f"settings differ: {', '.join([*shown, *more])}"
     if ratio is not None and abs(ratio - 1) > FASTER:

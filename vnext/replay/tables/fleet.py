@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from vnext.replay.answers.diff import header_fields, short
+from vnext.replay.answers.ranks import SHARED
 from vnext.replay.answers.stat import stat
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, logs_at, print_answer
@@ -36,6 +38,7 @@ UNEVEN = 1.3
 HITS = 0.1
 """And one whose hit rate is so much lower than the others'."""
 KINDS = {"first_us": "first tokens at 99 %", "gap_us": "gaps between tokens at 99 %"}
+SETTINGS_SHOWN = 3
 COLUMNS = ("engine", "requests", "tokens", "tokens/s", "first ms", "gap ms", "hits", "waited", "preempted")
 
 
@@ -61,13 +64,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """The engines in the order of their names, all of them together, what `stands_out` in sentences, the worst first, the names of
-    those that recorded nothing in the window, and the `commands` to go on with."""
+    those that recorded nothing in the window, the `commands` to go on with, and how `settings` differ from the first one's."""
 
     engines: list[Engine]
     whole: Engine
     stands_out: list[str]
     silent: list[str]
     commands: list[str]
+    settings: list[str]
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -96,7 +100,7 @@ def fleet(paths: Sequence[Path], window_of: Callable[[Index], Window] = lambda _
     worst = found[0][2] if found else max(read, key=lambda each: each.engine.first_ms or (0.0, 0.0)).path
     return Fleet(
         engines=[each.engine for each in read], whole=_whole(read), stands_out=[sentence for _, sentence, _ in found],
-        silent=silent, commands=[f"vnext-replay explain {worst}"],
+        silent=silent, commands=[f"vnext-replay explain {worst}"], settings=list(_settings(read)),
     )  # fmt: skip
 
 
@@ -105,6 +109,17 @@ def _names(paths: Sequence[Path]) -> list[str]:
     wholes = [path.resolve() for path in paths]
     lasts = Counter(path.name for path in wholes)
     return [path.name if lasts[path.name] == 1 else f"{path.parent.name}/{path.name}" for path in wholes]
+
+
+def _settings(read: Sequence[_Read]) -> Iterator[str]:
+    """The models and settings in which engines differ from the first, whose latencies then have other reasons too."""
+    first, *others = read
+    for each in others:
+        fields = [found for found in header_fields(open_log(first.path), open_log(each.path)) if found.name.startswith(SHARED)]
+        if fields:
+            words = ", ".join(f"{short(found.name)} is {found.other} instead of {found.one}" for found in fields[:SETTINGS_SHOWN])
+            more = f", and {len(fields) - SETTINGS_SHOWN} more differ" if len(fields) > SETTINGS_SHOWN else ""
+            yield f"{each.engine.name} has other settings than {first.engine.name}: {words}{more}"
 
 
 def _overlaps(index: Index, window: Window) -> bool:
@@ -213,8 +228,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def print_fleet(console: Console, answer: Fleet) -> None:
     """What stands out, then a line for each engine and one for all."""
-    for line in answer.stands_out or ["no engine stands out"]:
+    nothing = "no engine stands out" if len(answer.engines) > 1 else "this is one engine, and stands beside no other"
+    for line in answer.stands_out or [nothing]:
         console.print(render.printable(line), style="bold", soft_wrap=True)
+    for line in answer.settings:
+        console.print(render.printable(line), style="yellow", soft_wrap=True)
     *engines, whole = (dict(zip(COLUMNS, _row(each))) for each in (*answer.engines, answer.whole))
     render.records(console, "engines", COLUMNS, engines, whole if len(engines) > 1 else None)
     console.print("first ms, gap ms: the median and the 99th percentile", style="dim")
