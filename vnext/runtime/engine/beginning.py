@@ -1,4 +1,5 @@
 """The beginning of an engine core's process, once its ranks' processes run: its settings, its own imports, its name, its end.
+Imports what ranks need too, before they are forked.
 
 A process that stands by gets its ranks' settings at once, and all of them when it takes the place of another one.
 """
@@ -7,27 +8,37 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 from collections.abc import Sequence
 
 import msgspec
 
 from vnext.base.exits import FAILED, FOLLOWED
+from vnext.log import snapshot
+from vnext.runtime.batch import fed
+from vnext.runtime.hosts import wire
+from vnext.runtime.hosts.handover import tickets
 from vnext.runtime.processes.rank_processes import name_of, start_ranks
 from vnext.runtime.processes.run_dir import remove
 from vnext.runtime.processes.standby import STANDBY
 from vnext.runtime.processes.subprocesses import (
     PARENT_DIED_EXIT_CODE,
     Child,
+    Process,
     enter_child,
     name_process,
     receive_config,
     terminate_all,
 )
+from vnext.runtime.protocol import messages, reasons
 from vnext.runtime.protocol.settings import CoreSettings
+from vnext.runtime.transport.ring import broadcast, results, writer
+from vnext.state import digest, reduce
+
+SHARED = broadcast, digest, fed, messages, reasons, reduce, results, snapshot, tickets, wire, writer
+"""What else ranks and engine cores both import, with all that it needs."""
 
 
-def begin(early: Sequence[subprocess.Popen[bytes]], arguments: Sequence[str]) -> int:
+def begin(early: Sequence[Process], arguments: Sequence[str]) -> int:
     """Run an engine core with the ranks that have been started; returns the exit status."""
     stands_by = STANDBY in arguments
     ranks = [Child(name_of(rank), process) for rank, process in enumerate(early)]

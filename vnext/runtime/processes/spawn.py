@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from vnext.runtime.processes.forked import Forked
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 
 KILLED_TIMEOUT_S = 10.0
@@ -32,7 +33,7 @@ def spawn(
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def kill(processes: Sequence[Forked]) -> None:
     """End them at once, whatever they do, and wait until they have ended, but not for ever: the system may hold one."""
     for process in processes:
         process.kill()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vnext.runtime.processes.forked import Forked
 from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.spawn import KILLED_TIMEOUT_S, ignore_interrupts, spawn
@@ -34,6 +35,9 @@ _LENGTH = struct.Struct("<Q")
 _TAIL_BYTES_MAX = 16 * 2**10
 _STDERR_END_TIMEOUT_S = 1.0
 _STDIN = 0
+
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 class RankStartFailed(Exception):
@@ -90,7 +94,7 @@ class Child:
     `terminate`. The name is for people and should be unique among siblings.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, process: Process) -> None:
         self.name = name
         self.process = process
         self.exit_fd = _open_exit_fd(process.pid)
@@ -112,7 +116,8 @@ class Child:
     @property
     def end_in_words(self) -> str:
         """The name of this process, which has ended, and how."""
-        return f"{self.name} {_describe_end(self.process.returncode)}"
+        assert (code := self.process.poll()) is not None, "it has ended"
+        return f"{self.name} {_describe_end(code)}"
 
     def send_config(self, config: bytes) -> None:
         """Hand over what the child's `receive_config` returns, before anything else. Raises ChildDied when the child is gone."""
