@@ -196,7 +196,9 @@ EVENT_FILES_MAX = 20
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's
     "vnext/commands/cli.py": (10, "one for each command"),
-    "vnext/commands/bench/cli.py": (1, "an engine or a server is measured, never both"),
+    "vnext/commands/bench/cli.py": (1, "--help needs nothing that measures"),
+    "vnext/commands/bench/running.py": (1, "an engine or a server is measured, never both"),
+    "vnext/commands/models.py": (2, "the hub's package takes 0.1 s, and without its cache it has no models"),
     "vnext/commands/chat/terminal.py": (1, "a chat with a server needs no engine"),
     "vnext/replay/cli/log.py": (11, "one for each command"),
     "vnext/replay/cli/ui.py": (3, "aiohttp and the page, for one command"),
@@ -206,6 +208,10 @@ LATE_IMPORTS = {
     "vnext/sampling/constraint.py": (2, "the same"),
     "vnext/kernels/formats/gguf_blocks.py": (1, "gguf takes 300 ms, and only types that have no codes need it"),
     "vnext/server/views/operations.py": (2, "numpy, for a server that encodes"),
+    # a start without what few need
+    "vnext/base/spelling.py": (1, "difflib, for a name that is misspelt"),
+    "vnext/models/loading/named.py": (1, "zipfile, for a wheel that is fetched"),
+    "vnext/runtime/processes/replicas.py": (1, "threads, to end several engines"),
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
@@ -224,7 +230,7 @@ LATE_IMPORTS = {
     "vnext/api/llm.py": (9, "the engine starts while texts and client are imported"),
     "vnext/api/task_maker.py": (8, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
-    "vnext/runtime/engine/main.py": (1, "the ranks, whose imports take longest, are started first"),
+    "vnext/runtime/engine/main.py": (2, "ranks are forked, and go on with imports of their own"),
     "vnext/runtime/engine/beginning.py": (1, "the settings are received first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/processes/supervisor.py": (2, "ZMQ, where no engine core follows"),

@@ -53,11 +53,16 @@ LOADED = "import json, sys; before = set(sys.modules); import {}; print(json.dum
             {"msgspec", "typing_extensions"},
             {"base", "commands", "gateway", "kernels", "options", "routing", "runtime", "sched", "server", "state"},
         ),
+        (
+            "vnext.commands.bench.cli",
+            {"msgspec", "typing_extensions"},
+            {"base", "commands", "gateway", "kernels", "options", "routing", "runtime", "sched", "server", "state"},
+        ),
         ("vnext.sched.schedule", {"msgspec", "numpy", "typing_extensions", "xxhash"}, {"base", "sched", "state"}),
     ],
 )
 def test_a_light_module_loads_little(root: Path, module: str, packages: set[str], rooms: set[str]) -> None:
-    """The command line needs no more for --help, and the scheduler is imported by every process."""
+    """The command lines need no more for --help, and the scheduler is imported by every process."""
     ran = subprocess.run([sys.executable, "-c", LOADED.format(module)], cwd=root, check=True, stdout=subprocess.PIPE)
     loaded = [name.split(".") for name in json.loads(ran.stdout)]
     assert {name[0] for name in loaded if name[0].strip("_") not in STANDARD} - {"vnext"} <= packages

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vnext.commands.bench import bounds, cli
+from vnext.commands.bench import bounds, running
 
 sys.path += [str(Path(__file__).parents[2] / room) for room in ("server", "runtime")]
 
@@ -26,6 +26,6 @@ def every_figure_was_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {*result.figures} <= {*known}, {*result.figures} - {*known}
         return made(result=result, **given)
 
-    made = cli.make_report
-    monkeypatch.setattr(cli, "require_measured", require)
-    monkeypatch.setattr(cli, "make_report", report)
+    made = running.make_report
+    monkeypatch.setattr(running, "require_measured", require)
+    monkeypatch.setattr(running, "make_report", report)

@@ -15,8 +15,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from vnext.commands.bench import cli, report
-from vnext.commands.bench.cli import main, without_key
+from vnext.commands.bench import report, running
+from vnext.commands.bench.cli import main
+from vnext.commands.bench.running import without_key
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.workload import Workload
 
@@ -189,8 +190,8 @@ def test_what_cannot_be_measured_is_one_sentence(
 def test_a_figure_that_a_command_has_not_is_refused_before_it_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
 ) -> None:
-    measures = dict.fromkeys(cli.MEASURES, lambda given: pytest.fail("it was measured"))
-    monkeypatch.setattr(cli, "MEASURES", measures | ({} if "--slo" in argv else {argv[0]: measures["serve"]}))
+    measures = dict.fromkeys(running.MEASURES, lambda given: pytest.fail("it was measured"))
+    monkeypatch.setattr(running, "MEASURES", measures | ({} if "--slo" in argv else {argv[0]: measures["serve"]}))
     assert main(argv) == 2
     said = capsys.readouterr().err
     figure = re.split("[<>.]", argv[-1])[0]
@@ -209,7 +210,7 @@ def test_a_figure_that_a_command_has_is_measured(monkeypatch: pytest.MonkeyPatch
     def begun(given: object) -> None:
         raise MeasurementFailed("begun")
 
-    monkeypatch.setattr(cli, "MEASURES", {argv[0]: begun})
+    monkeypatch.setattr(running, "MEASURES", {argv[0]: begun})
     assert main(argv) == 1
 
 

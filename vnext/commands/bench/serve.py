@@ -7,9 +7,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import inf, isinf
+from math import isinf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,7 @@ from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
+from vnext.commands.bench.options import ENDPOINTS, SENT
 from vnext.commands.bench.report import Result, progress, require_writable
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import (
@@ -47,7 +48,6 @@ from vnext.commands.bench.vllm_figures import (
 from vnext.commands.bench.workload import plain_ids
 from vnext.options.parser import Given
 from vnext.options.reader import server_url
-from vnext.options.table import API_KEY_VARIABLE, Option
 from vnext.replay.answers.convert import answers_of, arrivals_in
 from vnext.replay.reading.source import UnusableLog
 from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
@@ -55,64 +55,10 @@ from vnext.runtime.protocol.settings import SettingsError
 from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.text.tokenizer import Tokenizer
 
-ENDPOINTS = {
-    "openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions",
-    "openai-responses": "/v1/responses", "anthropic": "/v1/messages", "openai-embeddings": "/v1/embeddings",
-    "vllm-rerank": "/v1/rerank",
-}  # fmt: skip
 WHOLE = frozenset({"openai-embeddings", "vllm-rerank"})
 """Backends whose answers are no streams."""
 QUERY_CHARACTERS = 100
 """Of a prompt that is also the query of its reranking."""
-DATASETS = Literal["random", "sharegpt", "custom", "agent"]
-RAMPS = Literal["", "linear", "exponential"]
-TARGET = (
-    Option("backend", ("--backend",), Literal[tuple(ENDPOINTS)], "openai", "the API"),
-    Option("base_url", ("--base-url", "--url"), str, "", "the server (default: http://HOST:PORT)"),
-    Option("bench_host", ("--host",), str, "127.0.0.1", "the server's host"),
-    Option("port", ("--port",), int, 8000, "the server's port"),
-    Option("endpoint", ("--endpoint",), str, "", "the path (default: the backend's)"),
-    Option("api_key", ("--api-key",), str, "", f"the server's key; prefer {API_KEY_VARIABLE}"),
-    Option("tokenizer", ("--tokenizer",), str, "", "a folder or a hub id (default: MODEL)"),
-    Option("served_name", ("--served-model-name",), str, "", "the model to ask for (default: the server's first)"),
-)
-PROMPTS = (
-    Option("dataset_name", ("--dataset-name",), DATASETS, "random", "where prompts come from"),
-    Option("dataset_path", ("--dataset-path",), str, "", "JSON of sharegpt, JSONL of custom or agent; Parquet; a hub id"),
-    Option("agent_turns", ("--agent-turns",), int, 8, "requests of an agent without a file, one after another"),
-    Option("agent_result_len", ("--agent-result-len",), int, 256, "tokens of the tool's result between two of them"),
-    Option("from_log", ("--from-log",), str, "", "a recorded log, or a file of vnext-replay convert: its requests at their times"),
-    Option("log_speed", ("--log-speed",), float, 1.0, "times as fast as they came"),
-    Option("num_prompts", ("--num-prompts",), int, 1000, "number of requests"),
-    Option("random_input_len", ("--random-input-len", "--input-len"), int, 1024, "tokens of a random prompt"),
-    Option("random_output_len", ("--random-output-len", "--output-len"), int, 128, "tokens of its answer"),
-    Option("random_prefix_len", ("--random-prefix-len",), int, 0, "tokens before it that all prompts share"),
-    Option("random_range_ratio", ("--random-range-ratio",), float, 0.0, "share by which both lengths vary"),
-    Option("dataset_output_len", ("--sharegpt-output-len", "--custom-output-len"), int, 0, "tokens of an answer; 0 for the file's"),
-    Option("ignore_eos", ("--ignore-eos",), bool, True, "answers have their whole length"),
-    Option("seed", ("--seed",), int, 0, "seed of prompts and arrivals"),
-)
-ARRIVALS = (
-    Option("request_rate", ("--request-rate",), float, inf, "requests per second; inf for all at once"),
-    Option("burstiness", ("--burstiness",), float, 1.0, "shape of the gaps: 1 is a Poisson process, less is more bursty"),
-    Option("ramp_up_strategy", ("--ramp-up-strategy",), RAMPS, "", "let the rate rise by equal steps, or by equal factors"),
-    Option("ramp_up_start_rps", ("--ramp-up-start-rps",), float, 0.0, "requests per second at the beginning of such a ramp"),
-    Option("ramp_up_end_rps", ("--ramp-up-end-rps",), float, 0.0, "requests per second at its end"),
-    Option("concurrency", ("--max-concurrency", "--concurrency"), int, 0, "maximum requests at a time; 0 for no limit"),
-    Option("num_warmups", ("--num-warmups",), int, 0, "requests before the clock starts"),
-)
-RESULTS = (
-    Option("percentile_metrics", ("--percentile-metrics",), str, "ttft,tpot,itl", "of ttft, tpot, itl, e2el"),
-    Option("percentiles", ("--metric-percentiles",), str, "99", "as 50,90,99"),
-    Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 e2el:5000"),
-    Option("energy", ("--energy",), bool, False, "also joules of this machine's processors (RAPL) and GPUs (NVML)"),
-    Option("save_result", ("--save-result",), bool, False, "write a JSON file with vLLM's names"),
-    Option("save_detailed", ("--save-detailed",), bool, False, "with each request's lengths, times, text and error"),
-    Option("result_dir", ("--result-dir",), str, "", "its folder (default: this one)"),
-    Option("result_filename", ("--result-filename",), str, "", "its name (default: BACKEND-RATEqps-MODEL-TIME.json)"),
-    Option("metadata", ("--metadata",), tuple[str, ...], (), "members of the file, as KEY=VALUE"),
-)
-GROUPS = {"server": TARGET, "workload": PROMPTS, "arrivals": ARRIVALS, "result": RESULTS}
 
 
 def serve(given: Given) -> Result:
@@ -162,7 +108,7 @@ def failure_notes(timelines: Sequence[Timeline]) -> list[str]:
 
 def workload_of(values: Mapping[str, Any]) -> dict[str, Value]:
     """What a report says of the prompts."""
-    found = {option.name: values[option.name] for option in PROMPTS}
+    found = {option.name: values[option.name] for option in SENT}
     return {name: value if isinstance(value, int | float | str) else str(value) for name, value in found.items()}
 
 

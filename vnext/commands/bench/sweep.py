@@ -15,16 +15,10 @@ from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
-from vnext.options.table import Option
 from vnext.runtime.protocol.settings import SettingsError
 
 GOOD_SHARE, WORTH = 0.9, 0.5
 LOADS_MAX = 12
-RATES = Option("rates", ("--rates",), str, "", "requests per second, a run each, as 1,2,4 (default: doubled up to the knee)")
-LOADS = (
-    RATES,
-    Option("concurrencies", ("--concurrencies",), str, "", "maximum requests at a time in place of rates, as 1,8,32"),
-)
 COLUMNS = {
     "load": "load", "requests_per_s": "req/s", "output_tokens_per_s": "tokens/s", "ttft_p50_ms": "TTFT p50", "ttft_p99_ms": "p99",
     "tpot_p50_ms": "TPOT p50", "tpot_p99_ms": "p99 (ms)", "good_share": "good",
