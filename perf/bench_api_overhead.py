@@ -28,8 +28,9 @@ from perf.recording import spread
 from perf.steady_edge import CONFIG, HEAD, PROMPT
 from vnext.commands.machine import machine
 from vnext.runtime.client.client import EngineClient
+from vnext.runtime.engine.clients import client_decoder
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.runtime.protocol.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
+from vnext.runtime.protocol.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, encoder
 from vnext.server.context.text_work import settle
 from vnext.server.run import make_app, make_runner
 from vnext.server.settings import ServerSettings

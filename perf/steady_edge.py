@@ -15,8 +15,9 @@ import zmq
 from aiohttp import web
 
 from vnext.runtime.client.client import EngineClient
+from vnext.runtime.engine.clients import client_decoder
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.runtime.protocol.messages import EngineReady, Message, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
+from vnext.runtime.protocol.messages import EngineReady, Message, Outputs, RequestOutput, SubmitRequest, encoder
 from vnext.server.context.server_context import template_of
 from vnext.server.run import make_app, make_runner
 from vnext.server.settings import ServerSettings

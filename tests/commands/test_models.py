@@ -32,7 +32,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / f"snapshots/{name}/{file}").write_bytes(bytes(2_000_000))
     monkeypatch.setattr("vnext.commands.models.servers", lambda: [])
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("vnext.commands.models.scan_cache_dir.__defaults__", (str(tmp_path / "hub"),))
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir.__defaults__", (str(tmp_path / "hub"),))
     return tmp_path / "models"
 
 

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from vnext.runtime.client.client import EngineClient
+from vnext.runtime.engine.clients import client_decoder
 from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
@@ -29,7 +30,6 @@ from vnext.runtime.protocol.messages import (
     RequestRefused,
     SubmitRequest,
     TokenLogprobs,
-    client_decoder,
     encoder,
 )
 from vnext.state.config import SchedulerConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 CUTOFF = 0.82
@@ -14,6 +13,8 @@ BEGUN_MIN = 6
 def close_to(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str:
     """The name in `known` that `name` is a misspelling of, or alone begins with several letters of it, or alone ends in the words
     of this option; "" for none."""
+    import difflib
+
     known = list(known)
     begun = [each for each in known if each.startswith(name)] if len(name) >= BEGUN_MIN else []
     ended = [each for each in known if each.endswith(name[1:])] if name.startswith("--") else []

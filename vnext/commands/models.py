@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import CachedRepoInfo, CacheNotFound, scan_cache_dir
+from huggingface_hub import constants
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,9 @@ from vnext.models.loading.hub import resolve
 from vnext.models.loading.named import MODELS, fetched, here, name_of, remove
 from vnext.options.reader import ModelsCommand
 from vnext.runtime.processes.launch import named_models
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 WEIGHTS = (".safetensors", SUFFIX)
 
@@ -84,6 +88,8 @@ def _remove(command: ModelsCommand, folder: Path) -> int:
         require_unserved(name, folder)
     cached = {each.repo_id: each for each in of_hub()}
     if name in cached and here(name, folder) is None:
+        from huggingface_hub import scan_cache_dir
+
         strategy = scan_cache_dir().delete_revisions(*(each.commit_hash for each in cached[name].revisions))
         size = strategy.expected_freed_size
         strategy.execute()
@@ -106,6 +112,10 @@ def require_unserved(name: str, folder: Path) -> None:
 
 def of_hub() -> list[CachedRepoInfo]:
     """The models in the hub's cache that have weights, by name."""
+    if not Path(constants.HF_HUB_CACHE).is_dir():
+        return []
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
     try:
         found = scan_cache_dir().repos
     except CacheNotFound:

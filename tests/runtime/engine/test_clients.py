@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
+from vnext.runtime.client.client import engine_decoder
 from vnext.runtime.engine import process as core_process
 from vnext.runtime.engine.clients import Clients, constraint_refusal
 from vnext.runtime.engine.owners import News
@@ -34,7 +35,6 @@ from vnext.runtime.protocol.messages import (
     SubmitRequest,
     TokenLogprobs,
     encoder,
-    engine_decoder,
 )
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (

@@ -19,6 +19,7 @@ from toy_ranks import ToyExecutor
 from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
+from vnext.runtime.client.client import engine_decoder
 from vnext.runtime.engine import owners
 from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
@@ -45,7 +46,6 @@ from vnext.runtime.protocol.messages import (
     SubmitRequest,
     derived_seed,
     encoder,
-    engine_decoder,
 )
 from vnext.runtime.protocol.settings import EngineSettings
 from vnext.runtime.record.recorder import Recorder

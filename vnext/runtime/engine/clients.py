@@ -41,7 +41,6 @@ from vnext.runtime.protocol.messages import (
     ResetPrefixCache,
     SubmitRequest,
     Subscribe,
-    client_decoder,
     derived_seed,
     encoder,
 )
@@ -69,6 +68,7 @@ MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each me
 MESSAGES_AHEAD_MAX = 1000
 """Messages sent to a client and not yet read; beyond this number they are merged."""
 NO_NOTES = CoreNotes("")
+client_decoder = msgspec.msgpack.Decoder(ClientMessage)
 log = logging.getLogger(__name__)
 
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import zmq
 from msgspec.structs import replace
 
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.proc import why_halted
 from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed, check_alive, stacks_of, terminate_all
-from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
+from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, encoder
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.transport.ring.results import ResultsReceiver
 from vnext.runtime.transport.ring.writer import RingWriter
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 STOP_GRACE_S = 5.0
+rank_decoder = msgspec.msgpack.Decoder(RankMessage)
 log = logging.getLogger(__name__)
 
 

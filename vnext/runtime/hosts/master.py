@@ -38,7 +38,7 @@ from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key, secret_of, shown
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.subprocesses import HostLost, RankStartFailed
-from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
+from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 5.0
 NEW_SECRET_BYTES = 32
 COMERS_MAX = 64  # connections that have not proved the secret; further ones are closed
+rank_decoder = msgspec.msgpack.Decoder(RankMessage)
 log = logging.getLogger(__name__)
 BEAT = encode(Beat())
 

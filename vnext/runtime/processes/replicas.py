@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +85,8 @@ class RunningEngines:
         """End all of them at once; returns the first return code that is not 0. Idempotent."""
         if len(self.engines) == 1:
             return self.engines[0].stop(grace_s)
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(len(self.engines)) as pool:
             codes = list(pool.map(lambda engine: engine.stop(grace_s), self.engines))
         remove(self.engines[0].run_dir)  # where the others may have written vectors of inputs when it had ended

@@ -437,9 +437,6 @@ RankMessage = (
 )
 
 encoder = msgspec.msgpack.Encoder()
-client_decoder = msgspec.msgpack.Decoder(ClientMessage)
-engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
-rank_decoder = msgspec.msgpack.Decoder(RankMessage)
 
 
 def derived_seed(root_seed: int, request_id: int) -> int:
