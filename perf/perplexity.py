@@ -124,7 +124,8 @@ def both(file: Path, python: Path, count: int, work: Path) -> dict[str, object]:
     windows = windows_of(folder, count)
     exact = Reference(Setting(folder, torch.float32, "none"), windows, work)
     engines = {
-        "vnext": Setting(folder), "vnext, bfloat16 weights": Setting(folder, quantization="none"), "llama.cpp": LlamaCpp(file, python),
+        "vnext": Setting(folder), "vnext --activations bf16": Setting(folder, quantization="codes by bf16"),
+        "vnext, bfloat16 weights": Setting(folder, quantization="none"), "llama.cpp": LlamaCpp(file, python),
     }  # fmt: skip
     found = {"float32 arithmetic": exact.score(None)} | {name: exact.score(engine) for name, engine in engines.items()}
     ratio = found["vnext"].perplexity / found["llama.cpp"].perplexity

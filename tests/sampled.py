@@ -39,6 +39,7 @@ SHARES: dict[str, int] = {
     "tests/kernels/test_batch_index.py": 4,
     "tests/kernels/test_cpu_attention.py": 4,
     "tests/kernels/test_cpu_codes.py::test_a_product_is_that_of_the_definition": 4,
+    "tests/kernels/test_cpu_codes.py::test_a_product_in_bfloat16_is_that_of_the_definition": 4,
     "tests/e2e/test_attacks.py": 6,
     "tests/e2e/test_determinism.py": 5,
     "tests/e2e/test_drafted_adapters.py": 8,

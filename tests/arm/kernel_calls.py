@@ -103,7 +103,7 @@ def products() -> Named:
             yield f"product {dtype} {outputs}x{inputs} {gate} {result}", whole
 
 
-def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool) -> np.ndarray:
+def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool, multiplied: int) -> np.ndarray:
     """A packed weight of few bits for float32: scales of float16 alone, or uint8 times float32 with lows."""
     random, count = np.random.default_rng(bits + group), inputs // group
     codes = random.integers(0, 2**bits, (outputs, inputs), np.uint8)
@@ -115,17 +115,18 @@ def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool) -> n
     size = native.codes_bytes(at(fields), 1, inputs, CONSTANTS.NO_GATE, 1)
     buffer = np.zeros(size + 64, np.uint8)
     buffer = buffer[-buffer.ctypes.data % 64 :]
-    native.pack_codes(at(fields), None, 1, None, CONSTANTS.FLOAT32, inputs, CONSTANTS.FLOAT32, CONSTANTS.NO_GATE, 1, 0, -(-outputs // 32), at(buffer))
+    native.pack_codes(at(fields), None, 1, None, CONSTANTS.FLOAT32, inputs, CONSTANTS.FLOAT32, multiplied, CONSTANTS.NO_GATE, 1, 0, -(-outputs // 32),
+                      at(buffer))
     return buffer
 
 
 def coded_products() -> Named:
-    for bits, group, has_lows in itertools.product((8, 6, 5, 4, 3, 2), (16, 32, 128), (False, True)):
-        packed, x = coded(bits, group, 50, 256, has_lows), numbers(ROWS, 256)
+    for bits, group, has_lows, activations in itertools.product((8, 6, 5, 4, 3, 2), (16, 32, 128), (False, True), ("INT8", "BFLOAT16")):
+        packed, x = coded(bits, group, 50, 256, has_lows, getattr(CONSTANTS, activations)), numbers(ROWS, 256)
         whole = multiplied(x, packed, 50, "float32")
         for first, last in ((0, 1), (3, 5), (5, 11)):
             require_same(multiplied(x[first:last], packed, 50, "float32"), whole[first:last], f"{last - first} rows of {bits} bits")
-        yield f"product of codes {bits} {group} {has_lows}", whole
+        yield f"product of codes {bits} {group} {has_lows} {activations}", whole
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------

@@ -114,15 +114,17 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(convert(DEMO_MODEL, file, vocabulary_of(spec, "gpt-2"), type_="Q4_1"))
 
 
-def test_the_same_holds_for_blocks_of_a_file(blocks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("activations", ["auto", "bf16"])
+def test_the_same_holds_for_blocks_of_a_file(activations: str, blocks: str, tmp_path: Path) -> None:
     """Alone and with the prefix cold; among many, warm, in chunks of 7 and preempted."""
-    expected = answers(together=False, model=blocks, enable_prefix_caching=False)
-    small = {"max_num_batched_tokens": 7, "max_num_seqs": 7, "num_blocks_override": 20}
+    expected = answers(together=False, model=blocks, activations=activations, enable_prefix_caching=False)
+    small = {"activations": activations, "max_num_batched_tokens": 7, "max_num_seqs": 7, "num_blocks_override": 20}
     assert answers(together=True, model=blocks, log="shape", log_dir=str(tmp_path), **small) == expected
     (folder,) = filter(Path.is_dir, tmp_path.iterdir())
     log = open_log(folder)
     started = log.header.started.environment
     assert (started["quantization"], started["codes"]) == ("codes", "Q4_1 blocks")
+    assert started.get("activations", "auto") == activations
     assert _scheme(started) == " in Q4_1 blocks" and _scheme({"quantization": "none"}) == ""
 
 

@@ -14,6 +14,7 @@ from vnext.kernels.codes import Codes, FloatRows, Scales, sums
 from vnext.kernels.cpu import linear as products, rows
 from vnext.kernels.cpu.linear import CONTAINERS
 from vnext.kernels.cpu.native import Level
+from vnext.kernels.format import BF16, INT8
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.formats.rounded import Rounded
 from vnext.kernels.formats.rounding import SHARES
@@ -71,29 +72,42 @@ def test_a_product_is_that_of_the_definition(bits: int, form: str, level: Level)
         assert len(packed.buffer) == products.codes_bytes(weight.form)
 
 
+@pytest.mark.parametrize(("bits", "form"), tuple(product(CONTAINERS, FORMS)))
+def test_a_product_in_bfloat16_is_that_of_the_definition(bits: int, form: str) -> None:
+    for group in GROUPS:
+        weight, x = draw(form, bits, 50, 256, group), numbers(40, 256)
+        expected, packed = sums(x.numpy(), weight, BF16), products.pack_codes(weight, dtype=torch.float32, activations=BF16)
+        exact = x.bfloat16().double() @ torch.from_numpy(weight.floats()).double().T
+        assert (torch.from_numpy(expected) - exact).norm() < 1e-5 * exact.norm(), "the definition is the product, but for rounding"
+        for level, (count, threads) in product(LEVELS, zip((1, 2, 3, 4, 5, 17, 40), (1, 2, 1, 1, 2, 1, 3), strict=True)):
+            with using(level, threads):
+                assert same(products.linear(x[:count], packed), expected[:count]), (group, level, count)
+
+
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("activations", [INT8, BF16])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(33, 48, 16), (17, 70, 70), (1, 32, 32), (96, 96, 96), (70, 160, 32)])
-def test_ragged_weights(outputs: int, inputs: int, group: int, level: Level) -> None:
+def test_ragged_weights(outputs: int, inputs: int, group: int, activations: str, level: Level) -> None:
     weight, x = draw("lows", 4, outputs, inputs, group), numbers(7, inputs)
-    bias, packed = torch.arange(outputs) / 8, products.pack_codes(weight, dtype=torch.float32)
-    expected = sums(x.numpy(), weight)
+    bias, packed = torch.arange(outputs) / 8, products.pack_codes(weight, dtype=torch.float32, activations=activations)
+    expected = sums(x.numpy(), weight, activations)
     with using(level):
         for count in (1, 7):
             assert same(products.linear(x[:count], packed), expected[:count])
             assert same(products.linear(x[:count], packed, bias=bias), expected[:count] + bias.numpy())
-        own = products.pack_codes(weight, dtype=torch.float32, bias=bias)
+        own = products.pack_codes(weight, dtype=torch.float32, bias=bias, activations=activations)
         assert same(products.linear(x, own), expected + bias.numpy())
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [48, 20])
-def test_a_gated_product_is_the_product_then_the_gate(width: int, dtype: torch.dtype, level: Level) -> None:
+@pytest.mark.parametrize(("width", "activations"), [(48, INT8), (20, INT8), (48, BF16)])
+def test_a_gated_product_is_the_product_then_the_gate(width: int, activations: str, dtype: torch.dtype, level: Level) -> None:
     """Gate and up may differ in form, wherever they meet."""
     parts = (draw("zero", 6, width, 96, 16), draw("lows", 4, width, 96, 32))
     x = numbers(37, 96, dtype)
-    both = np.concatenate([sums(x.float().numpy(), part) for part in parts], 1)
-    packed = products.pack_codes(parts, gate="silu", dtype=dtype)
+    both = np.concatenate([sums(x.float().numpy(), part, activations) for part in parts], 1)
+    packed = products.pack_codes(parts, gate="silu", dtype=dtype, activations=activations)
     with using(level):
         expected = rows.gate_and_mul(torch.from_numpy(both).to(dtype), "silu")
         for count in (37, 1, 5):
@@ -102,8 +116,9 @@ def test_a_gated_product_is_the_product_then_the_gate(width: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("activations", [INT8, BF16])
 @pytest.mark.parametrize(("form", "group"), [("uint8", 32), ("int8", 16), ("zero", 128), ("float16", 512)])
-def test_shards_are_weights_of_their_own(form: str, group: int, level: Level) -> None:
+def test_shards_are_weights_of_their_own(form: str, group: int, activations: str, level: Level) -> None:
     """Also where a group or a span is longer than a shard."""
     weight, x = draw(form, 5, 40, 512, group), numbers(9, 512)
     own, cut = 512 // 8, []
@@ -112,18 +127,20 @@ def test_shards_are_weights_of_their_own(form: str, group: int, level: Level) ->
             None if part is None else Scales(np.repeat(part.floats(), group, 1)[:, first : first + own : min(group, own)])
             for part in (weight.scales, weight.lows)
         )
-        cut.append(sums(x[:, first : first + own].numpy(), Codes(weight.codes[:, first : first + own], 5, scales, weight.zero, lows)))
-    packed = products.pack_codes(weight, shards=8, dtype=torch.float32)
+        piece = Codes(weight.codes[:, first : first + own], 5, scales, weight.zero, lows)
+        cut.append(sums(x[:, first : first + own].numpy(), piece, activations))
+    packed = products.pack_codes(weight, shards=8, dtype=torch.float32, activations=activations)
     with using(level, 2):
         for count in (1, 9):
             assert same(products.linear(x[:count], packed), joined(cut)[:count])
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_parts_of_many_forms_in_one_weight(level: Level) -> None:
+@pytest.mark.parametrize("activations", [INT8, BF16])
+def test_parts_of_many_forms_in_one_weight(activations: str, level: Level) -> None:
     parts = tuple(draw(form, bits, 16 * bits, 256, group) for form, bits, group in zip(FORMS, CONTAINERS, GROUPS * 2, strict=False))
-    x, packed = numbers(21, 256), products.pack_codes(parts, dtype=torch.float32)
-    expected = np.concatenate([sums(x.numpy(), part) for part in parts], 1)
+    x, packed = numbers(21, 256), products.pack_codes(parts, dtype=torch.float32, activations=activations)
+    expected = np.concatenate([sums(x.numpy(), part, activations) for part in parts], 1)
     with using(level, 2):
         for count in (3, 21):
             assert same(products.linear(x[:count], packed), expected[:count])
@@ -159,14 +176,16 @@ def test_rows_of_a_packed_weight_are_its_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_number_that_is_not_finite_spoils_its_own_row(level: Level) -> None:
+@pytest.mark.parametrize("activations", [INT8, BF16])
+def test_a_number_that_is_not_finite_spoils_its_own_row(activations: str, level: Level) -> None:
     weight, x = draw("float16", 8, 40, 128, 32), numbers(12, 128)
-    packed = products.pack_codes(weight, dtype=torch.float32)
+    packed = products.pack_codes(weight, dtype=torch.float32, activations=activations)
     with using(level):
         before = products.linear(x, packed)
         for row, wrong in ((1, float("inf")), (4, float("nan")), (11, float("-inf"))):
             x[row, 77] = wrong
-        found, expected = products.linear(x, packed), torch.from_numpy(sums(x.numpy(), weight))
+        with np.errstate(invalid="ignore"):
+            found, expected = products.linear(x, packed), torch.from_numpy(sums(x.numpy(), weight, activations))
     spoilt = [1, 4, 11]
     assert found[spoilt].isnan().all() and torch.equal(found.nan_to_num(), expected.nan_to_num())
     assert torch.equal(found[[0, 2, 3, 5, 6, 7, 8, 9, 10]], before[[0, 2, 3, 5, 6, 7, 8, 9, 10]])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu.stack import AuxStates
-from vnext.kernels.format import weight_formats
+from vnext.kernels.format import INT8, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, Rope
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.sharding import Parallel, alone
@@ -108,6 +108,12 @@ class Model(NamedTuple):
         return self.family.logits(self.params, hidden, self.config, self.parallel)
 
 
+def formats_of(text: str, exact: str = "plain") -> WeightFormats:
+    """Of a value of --quantization, and of --activations behind it where it is "... by ..."."""
+    quantization, _, activations = text.partition(" by ")
+    return weight_formats(quantization, exact, activations or INT8)
+
+
 def load_model(
     path: Path,
     *,
@@ -128,7 +134,7 @@ def load_model(
     parallel = parallel or alone()
     config = load_config(path, asked_length=asked_length)
     module = family(config.architecture)
-    formats = weight_formats(quantization, "wide" if wide else "plain")
+    formats = formats_of(quantization, "wide" if wide else "plain")
     params = load_params(path, config, parallel, dtype, "cpu", formats=formats)
     page_count = page_count * len(kv_groups(config).windows)
     kv = make_kv_cache(config, page_count, block_size, dtype, "cpu", parallel)

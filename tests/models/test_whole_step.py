@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, save_case
-from model_helpers import Chunk, ThreadGroup, make_batch, with_aux
+from model_helpers import Chunk, ThreadGroup, formats_of, make_batch, with_aux
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
 from vnext.kernels.arrays import as_tensor
-from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import load_config
 from vnext.models.layers import whole_step as module
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
@@ -68,7 +67,7 @@ def save(folder: Path, name: str) -> None:
 def load(folder: Path, dtype: torch.dtype, quantization: str, parallel: Parallel) -> tuple[Any, ...]:
     """As `loaded`, a rank's share of a saved model."""
     config = load_config(folder)
-    params = load_params(folder, config, parallel, dtype, "cpu", weight_formats(quantization))
+    params = load_params(folder, config, parallel, dtype, "cpu", formats_of(quantization))
     pages = 64 * len(kv_groups(config).windows)
     caches = [make_kv_cache(config, pages, 16, dtype, "cpu", parallel, together=True) for _ in range(2)]
     return family(config.architecture), params, *caches, config
@@ -90,7 +89,7 @@ def sampling_of(positions: torch.Tensor) -> SamplingInputs:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "quantization"),
-    [*FORMS, *((name, dtype, "none") for name in GROUPED for dtype in DTYPES), ("llama_biases", torch.bfloat16, "int8")],
+    [*FORMS, *((name, dtype, "none") for name in GROUPED for dtype in DTYPES), ("llama_biases", torch.bfloat16, "int8"), ("llama", torch.bfloat16, "int8 by bf16")],
 )
 def test_one_call_is_forward_logits_and_sampling(
     tmp_path: Path, name: str, dtype: torch.dtype, quantization: str, monkeypatch: pytest.MonkeyPatch

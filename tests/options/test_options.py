@@ -183,6 +183,8 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--no-enable-chunked-prefill --input-tokens 5", "--input-tokens is 5 and chunked prefill is off: a prompt"),
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, fair, deadline:MS, or name your own"),
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
+        ("--quantization none --activations int8", "--quantization is none, which keeps no weights of few bits, and activations is int8"),
+        ("--activations fp8", "--activations is 'fp8': it must be one of 'auto', 'int8', 'bf16'; auto is int8."),
         ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
         ("--graph-sizes many", "graph-sizes is ['many']: it must be a list, each a whole number."),
         ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 INPUTS = 32
@@ -37,7 +38,7 @@ class ScaleForm(NamedTuple):
 
 
 class CodesForm(NamedTuple):
-    """What Codes are made of, without the numbers: `shape` [out, in]."""
+    """What Codes are made of, without the numbers, and the kind of activations that meet them: `shape` [out, in]."""
 
     shape: tuple[int, int]
     bits: int
@@ -45,6 +46,7 @@ class CodesForm(NamedTuple):
     scales: ScaleForm = ScaleForm()
     zero: int = 0
     lows: ScaleForm | None = None
+    activations: str = "int8"
 
 
 class Scales(NamedTuple):
@@ -183,9 +185,11 @@ def round_rows(x: np.ndarray) -> Activations:
     return Activations(codes.reshape(x.shape), np.where(is_finite, scales, np.float32(np.nan)))
 
 
-def sums(x: np.ndarray, weight: Codes) -> np.ndarray:
+def sums(x: np.ndarray, weight: Codes, activations: str = "int8") -> np.ndarray:
     """x float32 [T, in] times the weight -> float32 [T, out], as this file's head defines it. A group longer than INPUTS counts as
     several of that length with the same scale; behind the last input follow zeros up to a whole group."""
+    if activations == "bf16":
+        return wide_sums(x, weight)
     inputs, step = x.shape[1], min(weight.group, INPUTS)
     rows = round_rows(np.pad(x, ((0, 0), (0, -inputs % INPUTS))))
     total = np.zeros((x.shape[0], weight.codes.shape[0]), np.float32)
@@ -200,4 +204,29 @@ def sums(x: np.ndarray, weight: Codes) -> np.ndarray:
             part = (some @ codes.T).astype(np.float32) * scales
             part -= some.sum(1, keepdims=True).astype(np.float32) * lows
         total += rows.scales[:, first // INPUTS, None] * part
+    return total
+
+
+def wide_sums(x: np.ndarray, weight: Codes) -> np.ndarray:
+    """`sums` with activations in bfloat16, whose products with codes are exact. A sum over INPUTS, or over a shorter group, is of
+    float32: of the even inputs from zero, rising, of the odd ones alike, and of both; that of activations alone is taken by halves.
+
+        total += sum of code * x * scale - sum of x * low        or        total += (sum of code * x - zero * sum of x) * scale
+    """
+    inputs, step = x.shape[1], min(weight.group, INPUTS)
+    behind = ((0, 0), (0, -inputs % INPUTS))
+    rows = np.pad(x.astype(ml_dtypes.bfloat16).astype(np.float32), behind)
+    codes = np.pad(weight.codes, behind).astype(np.float32)
+    total = np.zeros((len(rows), len(codes)), np.float32)
+    all_scales, all_lows, zero = weight.scales.floats(), weight.low(), np.float32(weight.zero)
+    for first in range(0, inputs, step):
+        scales, lows = all_scales[:, first // weight.group], all_lows[:, first // weight.group]
+        dots, own = np.zeros((2, *total.shape), np.float32), rows[:, first : first + step]
+        for k in range(step):
+            dots[k % 2] += own[:, k, None] * codes[:, first + k]
+        while own.shape[1] > 1:
+            front, back = np.split(own, 2, 1)
+            own = front + back
+        dot = dots[0] + dots[1]
+        total += (dot - zero * own) * scales if weight.lows is None else dot * scales - own * lows
     return total

@@ -14,7 +14,7 @@ import torch
 from vnext.kernels.arrays import have_dense_blocks
 from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, RotaryWrite, Router, Selection, parts_of
 from vnext.kernels.codes import Codes
-from vnext.kernels.format import Format
+from vnext.kernels.format import BF16, INT8, Format
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.shards import SHARDS_MAX
@@ -162,9 +162,9 @@ def check_pack_gated_weight(
     expect_gate(sum(part.shape[0] for part in parts), activation)
 
 
-def check_pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> None:
+def check_pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int, activations: str = INT8) -> None:
     """Codes [out, in] in parts, one below the other; with an activation gate, then up. Shards divide the inputs."""
-    if not codes or len({part.codes.shape[1] for part in codes}) > 1 or dtype not in FLOATS:
+    if not codes or len({part.codes.shape[1] for part in codes}) > 1 or dtype not in FLOATS or activations not in (INT8, BF16):
         raise ContractError(f"parts of {[part.codes.shape for part in codes]} in {dtype} are no weight in codes")
     expect_shards(shards, codes[0].codes.shape[1])
     if activation:

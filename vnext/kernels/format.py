@@ -181,14 +181,19 @@ FORMATS = {
 NO_FORMAT, AUTO, CODES = "none", "auto", "codes"
 QUANTIZATIONS = (AUTO, NO_FORMAT, *(row.name for row in FORMATS.values() if row.option))
 """The values of --quantization."""
+INT8, BF16 = "int8", "bf16"
+ACTIVATIONS = (AUTO, INT8, BF16)
+"""What activations become before weights of few bits are multiplied by them (codes.py): the values of --activations."""
 QUANTIZATION_HELP = "; ".join(row.option for row in FORMATS.values() if row.option)
 
 
 class WeightFormats(NamedTuple):
-    """The formats of a model's weights: of those that each step reads whole, and of those that stay `exact`."""
+    """The formats of a model's weights: of those that each step reads whole, and of those that stay `exact`. `activations`: what
+    these become where codes are multiplied by them."""
 
     products: Format
     exact: Format
+    activations: str = INT8
 
 
 def format_of(name: str) -> Format:
@@ -210,11 +215,11 @@ def stored_formats() -> tuple[Format, ...]:
     return tuple(format_of(row.name) for row in FORMATS.values() if row.is_stored)
 
 
-def weight_formats(quantization: str = NO_FORMAT, exact: str = "plain") -> WeightFormats:
+def weight_formats(quantization: str = NO_FORMAT, exact: str = "plain", activations: str = INT8) -> WeightFormats:
     """The formats of a value of --quantization, "auto" being "none"; `exact`: of floats, by what makes products the same in any
     batch. Codes are kept where that is nothing special."""
     is_plain = quantization in (NO_FORMAT, AUTO) or (quantization == CODES and exact != "plain")
-    return WeightFormats(format_of(exact if is_plain else quantization), format_of(exact))
+    return WeightFormats(format_of(exact if is_plain else quantization), format_of(exact), activations)
 
 
 def only_dtype(quantization: str) -> str:

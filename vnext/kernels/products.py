@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from vnext.kernels.calls import Router, parts_of
 from vnext.kernels.codes import Codes
-from vnext.kernels.format import Format, PlainWeight
+from vnext.kernels.format import INT8, Format, PlainWeight
 from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, swiglu_clamped
@@ -98,10 +98,12 @@ def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN,
     return formed(weights, format, shards)
 
 
-def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> CodesWeight | CutWeight:
+def pack_codes(
+    codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int, activations: str = INT8
+) -> CodesWeight | CutWeight:
     """A weight of few bits, in parts one below the other, as products of activations of `dtype` want it. `activation`: of one with
-    gate and up, "" for others. `shards` as of `pack_weight`."""
-    weight, width = CodesWeight(codes, dtype), codes[0].codes.shape[1] // shards
+    gate and up, "" for others. `shards` as of `pack_weight`. `activations`: what these become first, INT8 or BF16."""
+    weight, width = CodesWeight(codes, dtype, activations), codes[0].codes.shape[1] // shards
     pieces = tuple(weight.shard(slice(first * width, (first + 1) * width)) for first in range(shards))
     return weight if shards == 1 else CutWeight(pieces)  # type: ignore[arg-type]  # no index picks an expert of a matrix
 

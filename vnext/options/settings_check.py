@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
-from vnext.kernels.format import only_dtype
+from vnext.kernels.format import AUTO, NO_FORMAT, only_dtype
 from vnext.options.foreign import FOREIGN, ON, unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
@@ -115,6 +115,7 @@ BOUNDS = {
 REMEDIES = {
     "generation_config": "; another file's values go into the model folder's generation_config.json",
     "quantization": "; how a checkpoint is quantised already stands in its files, so leave it out",
+    "activations": "; auto is int8",
     "kv_cache_dtype": "; auto keeps keys and values in the dtype of the activations, int8 and fp8 in half of it",
     "dtype": "; for weights of 8 bits see --quantization",
     "device": "; CUDA_VISIBLE_DEVICES chooses among several GPUs",
@@ -252,11 +253,12 @@ def _check_together(settings: EngineSettings) -> None:
     if (only := only_dtype(settings.quantization)) and settings.dtype not in ("auto", only):
         both = f"quantization is {settings.quantization}, which computes in {only}, and dtype is {settings.dtype}"
         raise SettingsError(f"{both}: leave one of the two out.")
+    if settings.activations != AUTO and settings.quantization == NO_FORMAT:
+        both = f"quantization is none, which keeps no weights of few bits, and activations is {settings.activations}"
+        raise SettingsError(f"{both}: leave one of the two out.")
     if settings.kv_cache_dtype != "auto" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
-        raise SettingsError(
-            f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is "
-            f"{settings.kv_cache_dtype}: leave one of the two out."
-        )
+        both = f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is"
+        raise SettingsError(f"{both} {settings.kv_cache_dtype}: leave one of the two out.")
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     speculation_of(settings.speculative_config)

@@ -37,6 +37,7 @@ ENGINE_HELP = {
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
     "quantization": QUANTIZATION_HELP,
+    "activations": "what meets weights of few bits on a CPU: int8 (auto), or bf16, more exact and slower",
     "kv_cache_dtype": "int8 and, on a GPU, fp8 keep keys and values in 8 bits: about twice the tokens in the same memory",
     "packed_weights_dir": "folder in which a CPU's ranks keep weights as packed, for later starts to map (default: none)",
     "isa": "the instruction set of the CPU kernels (default: the best one of the machine)",

@@ -156,7 +156,9 @@ def test_kernels_take_the_blocks_of_the_file_apart(rank: int, count: int, tmp_pa
 @needs_native
 def test_codes_and_floats_have_packed_files_of_their_own(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
+    wide = runner(path, tmp_path / "packed", quantization="auto", activations="bf16")
     names = {each: runner(path, tmp_path / "packed", quantization=each).weights.kept.packed_file for each in ("auto", "none")}
+    assert wide.activations == "bf16" and wide.weights.kept.packed_file.path != names["auto"].path  # type: ignore[union-attr]
     assert names["auto"].path != names["none"].path  # type: ignore[union-attr]
     assert all(runner(path, tmp_path / "packed", quantization=each).weights.kept.packed_file.is_mapped for each in names)
     floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).weights.kept.packed_file for each in names]

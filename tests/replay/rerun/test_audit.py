@@ -219,6 +219,15 @@ def test_other_numbers_than_the_header_says_are_named(name, log, answer, tmp_pat
     assert code == 1 and found["findings"][0]["field"] == field
 
 
+def test_other_activations_than_the_header_says_are_named(model, answer, tmp_path):
+    log = record(model, tmp_path / "log", settings={"quantization": "int8", "activations": "bf16", "digests_weights": True})
+    assert answer("audit", log, "--sample", "all")[1]["same"]
+    environment = {**open_log(log).header.started.environment}
+    assert environment.pop("activations") == "bf16"
+    code, found = answer("audit", forged(log, tmp_path / "fake", lambda event: event, environment=environment), "--sample", "all")
+    assert code == 1 and found["findings"][0]["field"] == "activations"
+
+
 def test_another_config_does_not_follow(log, answer, tmp_path):
     """Other limits than the engine's: its own scheduler would have decided otherwise."""
     config = open_log(log).header.started.config

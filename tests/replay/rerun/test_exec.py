@@ -83,8 +83,9 @@ def test_a_model_that_turns_otherwise_for_long_requests_does_so_again(tmp_path, 
     [
         ({"dtype": "bfloat16"}, {"pipeline_depth": 1, "prefix_caching": False}),
         ({"quantization": "int8"}, {"pipeline_depth": 3, "block_size": 8, "page_count": 26}),
+        ({"quantization": "int8", "activations": "bf16"}, {}),
     ],
-    ids=["bfloat16", "int8"],
+    ids=["bfloat16", "int8", "bf16 activations"],
 )
 def test_numbers_are_those_of_the_log(checkpoint, tmp_path, answer, settings, config):
     log = record(checkpoint, tmp_path / "log", seed=3, settings=settings, **config)
@@ -92,6 +93,9 @@ def test_numbers_are_those_of_the_log(checkpoint, tmp_path, answer, settings, co
         code, found = answer("exec", log, *extra)
         assert (code, found["differ"], found["elsewhere"]) == (0, 0, []) and found["tokens"] > 60
     assert found["numerics"] | {"dtype": "bfloat16", **settings} == found["numerics"]
+    if "activations" in settings:
+        code, found = answer("exec", log, "--activations", "int8")
+        assert code == 1 and [(each["name"], each["there"], each["here"]) for each in found["elsewhere"]] == [("activations", "bf16", "int8")]
     code, found = answer("exec", log, "--dtype", "float32", "--quantization", "none")
     assert {ground["name"] for ground in found["elsewhere"]} >= {"dtype"} and found["numerics"]["dtype"] == "float32"
 

@@ -16,13 +16,15 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
 from vnext.kernels.codes import INPUTS, SHORTEST, BlockRows, Codes, CodesForm, FloatRows, ScaleForm, Scales
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, kernels
+from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, Kind, kernels
+from vnext.kernels.format import BF16, INT8
 
 if TYPE_CHECKING:
     import torch
 
 CONTAINERS = (8, 6, 5, 4, 3, 2)
 """Bits of codes that the kernels multiply by."""
+MULTIPLIED = {INT8: Kind.INT8, BF16: Kind.BFLOAT16}
 HALF = 16
 """Outputs of half a panel, which are of one form."""
 RANGE_CODES = 2**21
@@ -87,16 +89,19 @@ def pack_codes(
     bias: Array | None = None,
     dtype: Any = "bfloat16",
     arena: Arena | None = None,
+    activations: str = INT8,
 ) -> PackedLinear:
     """Pack a weight of few bits, or its parts one below the other, for activations of `dtype`, with bias [out] of the same dtype.
 
-    Otherwise as `pack`. Parts may differ in form; such ones meet at a multiple of 16 outputs, or where gate and up do. Raises
-    ValueError where they do not, or where a form is none that the kernels have.
+    Otherwise as `pack`. `activations`: what these become before they are multiplied, INT8 or BF16. Parts may differ in form; such
+    ones meet at a multiple of 16 outputs, or where gate and up do. Raises ValueError where they do not, or where a form is none
+    that the kernels have.
     """
     parts = (codes,) if isinstance(codes, Codes) else codes
+    forms, together = tuple(part.form._replace(activations=activations) for part in parts), sum(len(part.codes) for part in parts)
     return pack_ranges(
-        tuple(part.form for part in parts), lambda part, rows: parts[part].outputs(rows), gate=gate, shards=shards, bias=bias,
-        dtype=dtype, arena=arena, together=sum(len(part.codes) for part in parts),
+        forms, lambda part, rows: parts[part].outputs(rows), gate=gate, shards=shards, bias=bias, dtype=dtype, arena=arena,
+        together=together,
     )  # fmt: skip
 
 
@@ -126,7 +131,7 @@ def pack_ranges(
         kept = _read_into(fields, types, forms, spans, read)
         is_finite = kernels.pack_codes(
             fields.ctypes.data, types.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs,
-            KINDS[dtype], GATES[gate], shards, first, last, buffer.ctypes.data,
+            KINDS[dtype], MULTIPLIED[forms[0].activations], GATES[gate], shards, first, last, buffer.ctypes.data,
         )  # fmt: skip
         del kept
         if not is_finite:
@@ -159,7 +164,7 @@ def _read_into(
             kept.append(codes.rows)
             row[0], row[2] = address(codes.rows) - rows.start * codes.rows.strides[0], codes.rows.strides[0]
             continue
-        assert codes.form == form._replace(shape=codes.codes.shape) and len(codes.codes) == rows.stop - rows.start
+        assert codes.form == form._replace(shape=codes.codes.shape, activations=INT8) and len(codes.codes) == rows.stop - rows.start
         for place, numbers in zip((0, 6, 8, 11, 13), (codes.codes, *codes.scales, *(codes.lows or ())), strict=False):
             if numbers is not None:
                 kept.append(numbers if place == 0 and numbers.strides[1] == 1 else np.ascontiguousarray(numbers))

@@ -35,7 +35,7 @@ from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.native import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts, packed, packed_codes, packed_experts
-from vnext.kernels.format import Format
+from vnext.kernels.format import INT8, Format
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin import ThinParts
@@ -73,9 +73,9 @@ def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN,
     return products.pack_experts(weights, activation, format, shards)
 
 
-def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> Packed:
+def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int, activations: str = INT8) -> Packed:
     """As products.pack_codes."""
-    return packed_codes(codes, dtype, activation, shards)
+    return packed_codes(codes, dtype, activation, shards, activations)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:

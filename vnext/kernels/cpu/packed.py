@@ -15,7 +15,7 @@ from vnext.kernels.codes import BlockRows, Codes, CodesForm, FloatRows
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.format import Format
+from vnext.kernels.format import INT8, Format
 from vnext.kernels.formats.floats import PLAIN
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str,
     return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, shards=shards), shape)
 
 
-def packed_codes(codes: Codes | tuple[Codes, ...], dtype: Any, gate: str = "", shards: int = 1) -> Packed:
+def packed_codes(
+    codes: Codes | tuple[Codes, ...], dtype: Any, gate: str = "", shards: int = 1, activations: str = INT8
+) -> Packed:
     """A weight of few bits, or its parts one below the other, for activations of `dtype`; see linear.pack_codes."""
-    found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=_arena)
+    found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=_arena, activations=activations)
     return Packed(found, (found.outputs, found.inputs))
 
 

@@ -181,7 +181,7 @@ def _gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
     return _gate_and_mul(wide, activation) if activation in rows.GATES else products.GATES[activation](wide)
 
 
-def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> Any:
+def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int, activations: str = "") -> Any:
     """As products.pack_codes, as tensors of the host: four bits for activations of 16 bits, floats where the kernel reads none."""
     width = codes[0].codes.shape[1] // shards
     inputs = [slice(at * width, (at + 1) * width) for at in range(shards)]

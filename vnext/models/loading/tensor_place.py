@@ -49,7 +49,7 @@ class TensorPlace:
 
     def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
         codes = tuple(read(part, slice(0, form.shape[0])) for part, form in enumerate(forms))
-        found = self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards)
+        found = self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards, forms[0].activations)
         return found if self.is_host else moved(found, self._device)
 
     def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:

@@ -346,7 +346,8 @@ class Loader:
             return ()
         if (key := (names, gate)) not in self._known_forms:
             self._local_shape(names)
-            self._known_forms[key] = self._stored.forms(names, gate)
+            forms = self._stored.forms(names, gate)
+            self._known_forms[key] = tuple(each._replace(activations=self._formats.activations) for each in forms)
             for name, each in zip(names, stored if self._known_forms[key] else ()):
                 self._kept.codes[each.name if each else ""] += self._stored.size_bytes(name)
         return self._known_forms[key]

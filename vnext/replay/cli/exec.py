@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from vnext.kernels.format import QUANTIZATIONS
+from vnext.kernels.format import ACTIVATIONS, QUANTIZATIONS
 from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, print_answer, terminal
 from vnext.replay.execution import render_exec
 from vnext.replay.execution.bisection import bisect
@@ -26,8 +26,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("auto", "int8")
 KERNELS = ("torch", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16")
 OTHERWISE = {
-    "dtype": "dtype", "quantization": "quantization", "kv-cache-dtype": "kv_cache_dtype", "kernels": "kernels",
-    "deterministic": "deterministic", "tp": "ranks",
+    "dtype": "dtype", "quantization": "quantization", "activations": "activations", "kv-cache-dtype": "kv_cache_dtype",
+    "kernels": "kernels", "deterministic": "deterministic", "tp": "ranks",
 }  # fmt: skip
 """Options that change the run, and what they change."""
 
@@ -71,6 +71,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", metavar="DIR", type=Path, help="disk tier with vectors of images, sounds (default: the log's)")
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
+    parser.add_argument("--activations", choices=ACTIVATIONS[1:], help="what meets weights of few bits")
     parser.add_argument("--kv-cache-dtype", choices=CACHES, help="data type of keys and values")
     parser.add_argument("--kernels", metavar="NAME", help=f"kernels: {', '.join(KERNELS)}")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as in vnext serve")
@@ -116,7 +117,7 @@ def chosen_of(arguments: argparse.Namespace) -> ModelChoice:
     for name in ("ranks", "threads"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise UnusableLog(f"--{'tp' if name == 'ranks' else name} {getattr(arguments, name)}: it must be at least 1")
-    names = ("dtype", "quantization", "kv_cache_dtype", "kernels", "deterministic", "ranks", "threads")
+    names = ("dtype", "quantization", "activations", "kv_cache_dtype", "kernels", "deterministic", "ranks", "threads")
     prepare(arguments.threads or 0, arguments.deterministic is not False)
     return ModelChoice(
         model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names},

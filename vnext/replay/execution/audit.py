@@ -230,7 +230,7 @@ EXPLAINED = 4
 TEMPERATURES = tuple(tenth / 10 for tenth in range(21))
 NUMERICS: tuple[dict[str, object], ...] = (
     {"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8", "dtype": "bfloat16"}, {"quantization": "none"},
-    {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "auto"},
+    {"activations": "int8"}, {"activations": "bf16"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "auto"},
 )  # fmt: skip
 replace = msgspec.structs.replace
 

@@ -305,5 +305,5 @@ def _answer(walk: Walk, machine: Machine, comparing: _Comparing, alone: bool, re
 def described(machine: Machine) -> dict[str, object]:
     """How a machine stores and multiplies its numbers."""
     here = machine.environment()
-    names = ("dtype", "quantization", "kv_cache_dtype", "kernels")
+    names = ("dtype", "quantization", "activations", "kv_cache_dtype", "kernels")
     return {name: here[name] for name in names} | {"ranks": machine.numerics.ranks, "threads": machine.numerics.threads}

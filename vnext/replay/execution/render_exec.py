@@ -43,6 +43,7 @@ def numbers(numerics: dict[str, object]) -> str:
     """How numbers are stored, multiplied and shared, in words."""
     ranks, threads = int(str(numerics["ranks"])), int(str(numerics["threads"]))
     form = [] if numerics["quantization"] == "none" else [numerics["quantization"]]
+    form += [] if numerics["activations"] == "int8" else [f"activations in {numerics['activations']}"]
     cache = [] if numerics["kv_cache_dtype"] == "auto" else [f"a cache of {numerics['kv_cache_dtype']}"]
     words = [numerics["dtype"], *form, *cache, numerics["kernels"], counted(threads, "thread")]
     return ", ".join(map(str, [*words, *([counted(ranks, "rank")] if ranks > 1 else [])]))

@@ -103,6 +103,7 @@ class Machine:
         return describe_process("cpu") | {
             "dtype": str(shard.dtype).removeprefix("torch."),
             "quantization": self.numerics.quantization,
+            "activations": self.numerics.activations,
             "kv_cache_dtype": self.numerics.kv_cache_dtype,
             "kernels": self.kernels.name,
             "batch_invariant": str(shard.invariance),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vnext.kernels.format import INT8
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.thread_plan import default_threads
 
@@ -17,7 +18,9 @@ TORCH = "torch"
 """The name of plain torch among kernels."""
 PLAIN = "plain torch"
 """The name of plain torch in a log."""
-COMPARED = ("dtype", "quantization", "kv_cache_dtype", "kernels", "batch_invariant", "torch", "cpu_capability", "machine")
+COMPARED = (
+    "dtype", "quantization", "activations", "kv_cache_dtype", "kernels", "batch_invariant", "torch", "cpu_capability", "machine",
+)  # fmt: skip
 """Entries of the environment that may affect bits."""
 
 
@@ -35,6 +38,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str = "auto"
     quantization: str = "none"
+    activations: str = INT8
     kv_cache_dtype: str = "auto"
     kernels: str = ""
     deterministic: bool | None = None
@@ -46,6 +50,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """The numerics in words."""
         weights = [self.quantization] if self.quantization != "none" else []
+        weights += [f"activations in {self.activations}"] if self.activations != INT8 else []
         cache = [f"a cache of {self.kv_cache_dtype}"] if self.kv_cache_dtype != "auto" else []
         parts = [self.dtype, *weights, *cache, self.kernels or "best kernels"]
         return ", ".join([*parts, *([f"{self.ranks} ranks"] if self.ranks > 1 else [])])
@@ -67,6 +72,7 @@ def recorded_numerics(environment: Mapping[str, str], ranks: int, model_length: 
     return Numerics(
         dtype=environment.get("dtype", "auto"),
         quantization=environment.get("quantization", "none"),
+        activations=environment.get("activations", INT8),
         kv_cache_dtype=environment.get("kv_cache_dtype", "auto"),
         kernels=TORCH if kernels == PLAIN else kernels.lower(),
         deterministic=asked,

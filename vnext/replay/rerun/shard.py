@@ -57,7 +57,7 @@ class Shard:
             compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim_max, products),
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
-        self.kept, self._formats = Kept(), weight_formats(numerics.quantization, self.invariance.form)
+        self.kept, self._formats = Kept(), weight_formats(numerics.quantization, self.invariance.form, numerics.activations)
         self.params = load_params(path, self.config, parallel, self.dtype, "cpu", self._formats, kept=self.kept)
         self.base, self.adapters = Base(self.config, parallel, self.kept.targets, path), list[Adapter]()
         self.inputs: KeptInputs | None = None  # where the model reads images or sounds

@@ -11,12 +11,13 @@ from typing import Literal, Self
 import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
-from vnext.kernels.format import QUANTIZATIONS
+from vnext.kernels.format import ACTIVATIONS, QUANTIZATIONS
 from vnext.routing.policies import DEFAULT_POLICY
 
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal[QUANTIZATIONS]  # type: ignore[valid-type]  # derived from the table of formats
+Activations = Literal[ACTIVATIONS]  # type: ignore[valid-type]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "vnext", "vllm", "transformers"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
@@ -58,9 +59,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
     segments. With `log_required` an engine that cannot write its log ends. `log_weights_digest`: it has a digest of every
     byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
-    `quantization` says in which format weights are kept (kernels/format.py); `kv_cache_dtype` "int8" keeps keys and values as
-    MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks on a CPU keep
-    their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
+    `quantization` says in which format weights are kept (kernels/format.py), `activations` what meets those of few bits;
+    `kv_cache_dtype` "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks
+    on a CPU keep their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for each stage.
     `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
@@ -113,6 +114,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
+    activations: Activations = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     packed_weights_dir: str = ""
     isa: Isa = "auto"
@@ -292,6 +294,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str = "auto"
     quantization: str = "none"
+    activations: str = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     deterministic: bool | None = None
     max_lora_rank: int = 0

@@ -84,7 +84,7 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     assert layer is not None, "the configuration has such layers"
     params = load_params(
         target.path, config, alone(), torch_dtype(target.dtype), target.device,
-        weight_formats(settings.quantization, target.invariance.form),
+        weight_formats(settings.quantization, target.invariance.form, target.settings.activations),
         assemble=lambda source, _: layer.assemble(source, target.config),
     )  # fmt: skip
     functions = Functions(

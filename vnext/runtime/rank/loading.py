@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from vnext.base.version import __version__
 from vnext.kernels.cpu import memory, native
+from vnext.kernels.format import INT8
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
@@ -189,7 +190,7 @@ def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dic
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
         "kv_cache_dtype": runner.settings.kv_cache_dtype, "dtype": runner.dtype, "quantization": runner.quantization,
-        "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
+        "activations": runner.activations, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
 
 
@@ -359,6 +360,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers = {"dtype": runner.dtype, "quantization": runner.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.pipeline_parallel_size > 1:
         numbers["stages"] = str(settings.pipeline_parallel_size)
+    if runner.activations != INT8:
+        numbers["activations"] = runner.activations
     if runner.settings.kv_cache_dtype != "auto":
         numbers["kv_cache_dtype"] = runner.settings.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:

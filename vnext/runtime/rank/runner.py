@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
-from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
+from vnext.kernels.format import AUTO, CODES, INT8, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.expert_load import ExpertLoad
@@ -135,7 +135,8 @@ class ModelRunner:
         self.config = config or load_config(path)
         self.device = str(device)
         dtype, quantization = choose_numbers(settings.dtype, self.config, settings.quantization, self.device_type)
-        self.settings = replace(settings, dtype=dtype, quantization=quantization)
+        activations = INT8 if settings.activations == AUTO else settings.activations
+        self.settings = replace(settings, dtype=dtype, quantization=quantization, activations=activations)
         self.invariance = self._invariance()
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self._load(progress)
@@ -193,8 +194,13 @@ class ModelRunner:
         return NO_FORMAT if chosen == CODES and not self.weights.kept.codes else chosen
 
     @property
+    def activations(self) -> str:
+        """What these become where weights of few bits are multiplied by them: a value of --activations."""
+        return INT8 if self.quantization == NO_FORMAT else self.settings.activations
+
+    @property
     def _formats(self) -> WeightFormats:
-        return weight_formats(self.settings.quantization, self.invariance.form)
+        return weight_formats(self.settings.quantization, self.invariance.form, self.settings.activations)
 
     def _load(self, progress: Progress | None) -> None:
         weights, file = self.weights, self._packed_file()
@@ -216,6 +222,8 @@ class ModelRunner:
         is_float = self.settings.quantization == CODES and not is_quantised(self.path)
         kept = NO_FORMAT if is_float else self.settings.quantization  # with codes or without, floats are the same
         kinds = {"quantization": kept, "form": self.invariance.form}
+        if self.settings.activations != INT8:
+            kinds["activations"] = self.settings.activations
         numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
         return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)
 

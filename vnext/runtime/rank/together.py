@@ -6,7 +6,7 @@ docs/options.md has the table of both.
 
 from __future__ import annotations
 
-from vnext.kernels.format import is_served
+from vnext.kernels.format import AUTO, is_served
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
@@ -26,6 +26,7 @@ def require_device(settings: RankSettings, device: str) -> None:
         "--role (or --prefill-engines)": settings.role != "both",
         "--enable-return-routed-experts": settings.returns_routed_experts,
         f"--quantization {settings.quantization}": not is_served(settings.quantization, device),
+        f"--activations {settings.activations}": settings.activations != AUTO,
         "--packed-weights-dir": bool(settings.packed_weights_dir),
     }  # fmt: skip
     for option, is_given in given.items():

@@ -34,14 +34,15 @@ constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + 
    and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 [panel][shard][step][half][16 pairs of inputs][16 outputs][2]. A
    gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. The inputs are cut into `shards` of one
    size: each is summed alone, from zero, and the sums are added by the tree of `joined` in lanes.h. CODES: linear/codes.h;
-   `panel_bytes` is their mean, and `halves_at` [2 * panels + 1] says where they are. `x_kind`: of the activations. */
+   `panel_bytes` is their mean, and `halves_at` [2 * panels + 1] says where they are. `x_kind`: of the activations, which a product with
+   CODES makes INT8 or BFLOAT16 first: `multiplied`. */
 struct Packed {
     uint32_t magic;
     int32_t kind, gate, shards;
     int64_t out, in, panel_count, panel_bytes;
     int64_t bias_at, panels_at, total_bytes;
     int32_t x_kind, piece_count;
-    int64_t pieces_at, halves_at;
+    int64_t pieces_at, halves_at, multiplied;
     int64_t shard_in() const { return in / shards; }
     int64_t shard_steps() const { return (shard_in() + STEP - 1) / STEP; }
     int64_t steps() const { return shards * shard_steps(); }
@@ -69,13 +70,14 @@ struct CodesPart {
     ScaleForm scales, lows;
 };
 
-/* Rows of activations rounded to int8, in blocks of `block_rows` (fewer in the last), one behind the other: `codes`
+/* Rows of activations as codes are multiplied by them, in blocks of `block_rows` (fewer in the last), one behind the other: `codes`
    [block][step][row][32] times `scales` [block][step][row]. `starts` and `totals` are a piece's [block][number][row], of each step
-   or, where the piece has groups of 16, of each half of one: what a sum of codes begins with, and the sum of the row's codes. */
+   or, where the piece has groups of 16, of each half of one: what a sum of codes begins with, and the sum of the row's codes. In
+   BFLOAT16 they are `wide` numbers in place of codes, and `totals` what is taken off: their sum, times the zero of a piece with one. */
 struct RoundedRows {
     int64_t block_rows;
     int8_t *codes;
-    float *scales;
+    float *scales, *wide;
     int32_t *starts[PIECES_MAX];
     float *totals[PIECES_MAX];
 };
@@ -268,12 +270,16 @@ struct Weights {
     int64_t *sums;
 };
 
-/* Products with weights of CODES. Rows [first, last) of x, one block of `block_rows` or the last one, are rounded first. And what
-   makes such weights of floats: see linear_rounded.h. */
-struct CodesKernels {
+/* Products with weights of CODES. Rows [first, last) of x, one block of `block_rows` or the last one, are rounded first. */
+struct CodesProduct {
     int64_t block_rows;
     void (*round)(const LinearCall &, int64_t first, int64_t last);
     void (*linear)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
+};
+
+/* By activations of INT8 and of BFLOAT16. And what makes such weights of floats: see linear_rounded.h. */
+struct CodesKernels {
+    CodesProduct narrow, wide;
     void (*round_groups)(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);
 };
 

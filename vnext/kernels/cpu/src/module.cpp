@@ -106,11 +106,12 @@ void do_pack(const void *parts, int kind, const void *bias, int64_t out, int64_t
     pack_linear(static_cast<const WeightPart *>(parts), kind, bias, out, in, gate, shards, buffer);
 }
 
-bool do_pack_codes(const void *parts, const void *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate,
-                   int shards, int64_t first, int64_t last, void *buffer) {
+bool do_pack_codes(const void *parts, const void *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind,
+                   int multiplied, int gate, int shards, int64_t first, int64_t last, void *buffer) {
     const WithoutLock apart(true);
     const auto *own = static_cast<const CodesPart *>(parts);
-    return pack_codes(own, static_cast<const int64_t *>(types), count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer);
+    const auto *kinds = static_cast<const int64_t *>(types);
+    return pack_codes(own, kinds, count, bias, bias_kind, in, x_kind, multiplied, gate, shards, first, last, buffer);
 }
 
 void do_round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales) {
@@ -345,7 +346,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, kind, bias, out, in, gate, shards, buffer)"),
     VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
     VNX_ENTRY("pack_codes", do_pack_codes,
-             "pack_codes(parts, types, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer) -> whether scales are finite"),
+             "pack_codes(parts, types, count, bias, bias_kind, in, x_kind, multiplied, gate, shards, first, last, buffer) -> whether scales are finite"),
     VNX_ENTRY("round_groups", do_round_groups, "round_groups(kind, x, count, bits, codes, scales)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),

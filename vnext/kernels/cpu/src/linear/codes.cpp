@@ -256,9 +256,9 @@ int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate,
 }
 
 bool pack_codes(const CodesPart *parts, const int64_t *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind,
-                int gate, int shards, int64_t first, int64_t last, void *buffer) {
+                int multiplied, int gate, int shards, int64_t first, int64_t last, void *buffer) {
     Halves halves = layout(parts, count, in, x_kind, gate, shards);
-    halves.types = types;
+    halves.types = types, halves.p.multiplied = multiplied;
     std::atomic<bool> finite{true};
     Packed p = halves.p;
     char *base = static_cast<char *>(buffer);

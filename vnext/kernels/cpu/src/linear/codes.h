@@ -52,12 +52,12 @@ static inline const HalfPanel *halves_of(const Packed &p) {
 /* Bytes that `pack_codes` fills: of parts [count], one below the other, of which only forms and rows are read. */
 int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate, int shards);
 
-/* Pack the parts with bias [out] of `bias_kind`, or null, for activations of `x_kind`. Parts of unlike forms meet between halves.
+/* Pack the parts with bias [out] of `bias_kind`, or null, for activations of `x_kind` that are `multiplied` as such. Parts of unlike forms meet between halves.
    Of panels `first` to `last` alone, what describes the whole with each: only their rows are read. Where `types` names a BlockType of a
    part, its `codes` are rows of such blocks, which have its scales as well, and a shard is whole steps of inputs. Returns whether
    the scales of blocks are finite. */
 bool pack_codes(const CodesPart *parts, const int64_t *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind,
-                int gate, int shards, int64_t first, int64_t last, void *buffer);
+                int multiplied, int gate, int shards, int64_t first, int64_t last, void *buffer);
 
 /* Groups [count] of STEP numbers of `kind`, FLOAT32 or BFLOAT16, as codes, and their scales in bfloat16: NaN where a number is not finite. */
 void round_groups(int kind, const void *x, int64_t count, int bits, uint8_t *codes, uint16_t *scales);

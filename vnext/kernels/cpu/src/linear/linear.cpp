@@ -113,6 +113,8 @@ void pad_rows(LinearCall &call) {
     call.x_stride = shards * width;
 }
 
+const CodesProduct &codes_product(const Packed &w) { return w.multiplied == BFLOAT16 ? codes_kernels().wide : codes_kernels().narrow; }
+
 /* What a product with codes makes of x first, in the caller's scratch. */
 struct Rounding {
     RoundedRows to{};
@@ -121,13 +123,14 @@ struct Rounding {
     explicit Rounding(const LinearCall &call) {
         const Packed &w = *call.weight;
         const CodesPart *pieces = pieces_of(w);
+        const bool is_wide = w.multiplied == BFLOAT16;
         const int64_t places = call.rows * w.steps();
-        int64_t floats = places;
+        int64_t floats = is_wide ? places * STEP : places;
         for (int i = 0; i < w.piece_count; ++i)
             floats += 2 * places * numbers_of(pieces[i]);
         float *at = static_cast<float *>(scratch(SLOT_STATE, size_t(floats) * 4 + size_t(places * STEP)));
-        to.block_rows = codes_kernels().block_rows;
-        to.scales = at, at += places;
+        to.block_rows = codes_product(w).block_rows;
+        to.scales = to.wide = at, at += is_wide ? places * STEP : places;
         for (int i = 0; i < w.piece_count; at += places * numbers_of(pieces[i++])) {
             to.starts[i] = reinterpret_cast<int32_t *>(at), at += places * numbers_of(pieces[i]);
             to.totals[i] = at;
@@ -139,7 +142,7 @@ struct Rounding {
     void run(const LinearCall &call) const {
         const int64_t height = to.block_rows, blocks = (call.rows + height - 1) / height;
         for_units(blocks, blocks < 4, [&](int64_t block, int64_t) {
-            codes_kernels().round(call, block * height, std::min(call.rows, (block + 1) * height));
+            codes_product(*call.weight).round(call, block * height, std::min(call.rows, (block + 1) * height));
         });
     }
 };
@@ -182,9 +185,10 @@ void multiply(LinearCall call, bool alone) {
     const Rounding rounding = is_coded ? Rounding(call) : Rounding();
     call.rounded = &rounding.to;
     if (is_coded) rounding.run(call);
-    const int64_t height = chunk_rows(call.rows, w.in * (w.kind == FLOAT32 ? 4 : is_coded ? 1 : 2)), chunks = (call.rows + height - 1) / height;
+    const int64_t size = !is_coded ? bytes_of(w.kind) : w.multiplied == BFLOAT16 ? 4 : 1;
+    const int64_t height = chunk_rows(call.rows, w.in * size), chunks = (call.rows + height - 1) / height;
     const int64_t groups = group_count(w, call.rows, chunks);
-    const auto block = is_coded ? codes_kernels().linear : w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
+    const auto block = is_coded ? codes_product(w).linear : w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
     for_units(chunks * groups, alone, [&](int64_t unit, int64_t) {
         const int64_t chunk = unit / groups, group = unit % groups;
         block(call, chunk * height, std::min(call.rows, (chunk + 1) * height), w.panel_count * group / groups,

@@ -117,24 +117,6 @@ inline void add_rows(const float *x, int64_t rows, int64_t steps, const float *w
     }
 }
 
-/* sums [shards][rows][PANEL]. */
-inline void finish_rows(const LinearCall &call, int64_t row0, int64_t rows, int64_t panel, const float *sums) {
-    const Packed &w = *call.weight;
-    const bool is_plain = w.shards == 1 && call.result_kind == BFLOAT16;
-    for (int64_t row = 0; row < rows; ++row, sums += PANEL) {
-        if (is_plain) {
-            finish_row<bf16>(call, row0 + row, panel, load(sums), load(sums + 16));
-            continue;
-        }
-        Lanes first[SHARDS_MAX], second[SHARDS_MAX];
-        for (int64_t shard = 0; shard < w.shards; ++shard) {
-            const float *at = sums + shard * rows * PANEL;
-            first[shard] = load(at), second[shard] = load(at + 16);
-        }
-        finish_row(call, row0 + row, panel, first, second, 1);
-    }
-}
-
 void linear_bf16_blocked(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const int64_t rows = row1 - row0;
     if (rows < ROWS_TO_BLOCK) return linear_bf16(call, row0, row1, panel0, panel1);

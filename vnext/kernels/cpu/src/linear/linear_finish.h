@@ -15,6 +15,13 @@ namespace {
 #define UNROLLED
 #endif
 
+/* Where all registers are sums, what follows is not loaded before they are used up. */
+inline void keep_order() {
+#if defined(__GNUC__)
+    asm volatile("" ::: "memory");
+#endif
+}
+
 inline const char *panel_of(const Packed &w, int64_t panel) {
     const char *base = reinterpret_cast<const char *>(&w);
     if (w.kind == CODES) return base + reinterpret_cast<const HalfPanel *>(base + w.halves_at)[2 * panel].at;
@@ -72,6 +79,24 @@ struct ShardSums {
             finish_row(call, row + r, panel, &at[0][0][r], &at[0][1][r], 2 * R);
     }
 };
+
+/* sums [shards][rows][PANEL]. */
+inline void finish_rows(const LinearCall &call, int64_t row0, int64_t rows, int64_t panel, const float *sums) {
+    const Packed &w = *call.weight;
+    const bool is_plain = w.shards == 1 && call.result_kind == BFLOAT16;
+    for (int64_t row = 0; row < rows; ++row, sums += PANEL) {
+        if (is_plain) {
+            finish_row<bf16>(call, row0 + row, panel, load(sums), load(sums + 16));
+            continue;
+        }
+        Lanes first[SHARDS_MAX], second[SHARDS_MAX];
+        for (int64_t shard = 0; shard < w.shards; ++shard) {
+            const float *at = sums + shard * rows * PANEL;
+            first[shard] = load(at), second[shard] = load(at + 16);
+        }
+        finish_row(call, row0 + row, panel, first, second, 1);
+    }
+}
 
 /* What the next panel's bytes, and the matrices behind the product, are fetched by while a panel is multiplied: so many lines
    at each of its `turns`. */

@@ -25,13 +25,6 @@ constexpr int ROWS_F32 = 5, HALVES_F32 = 1, ROWS_BF16 = 3;
 constexpr int ROWS_F32 = 2, HALVES_F32 = 1, ROWS_BF16 = 1;
 #endif
 
-/* The sums of ROWS_BF16 rows leave registers for one half of the pairs: the other is not loaded before the first is used up. */
-inline void keep_order() {
-#if defined(__GNUC__)
-    asm volatile("" ::: "memory");
-#endif
-}
-
 /* tdpbf16ps treats denormal numbers as zero; so must the implementations with the same sums, while they run. */
 struct DenormalsAreZero {
 #if defined(__SSE2__)
