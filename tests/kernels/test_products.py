@@ -106,6 +106,17 @@ def test_routes_of_a_batch_are_those_of_each_token() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_that_are_not_here_give_nothing(dtype: torch.dtype) -> None:
+    """Ids behind the last one, of other ranks or of experts without weights: as if their shares were 0."""
+    x, up, down = draw(30, 12, dtype=dtype), draw(6, 10, 12).to(dtype), draw(6, 12, 10).to(dtype)
+    shares, ids = choose("route", "cpu")(draw(30, 9, seed=4), Router(3, True))
+    pack, here = choose("pack_experts", "cpu"), ids < 6
+    packs, experts = (pack(up, ""), pack(down, "")), choose("experts", "cpu")
+    expected = experts(x, shares.where(here, shares * 0), ids.where(here, ids * 0), *packs, "relu2")
+    assert here.any() and not here.all() and torch.equal(experts(x, shares, ids, *packs, "relu2"), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [0, 1, 30])
 def test_experts_without_gates(dtype: torch.dtype, tokens: int) -> None:
     """Kernels give what a loop gives, the reference's bits in float32, and ranks that have halves of them the same sum."""

@@ -143,6 +143,24 @@ CASES: dict[str, Case] = {
             "n_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "attention_bias": True, "routed_scaling_factor": 1.5,
         },
     ),
+    "laguna": Case(
+        "LagunaForCausalLM",
+        "LagunaConfig",
+        {
+            "num_attention_heads_per_layer": [4, 8, 8], "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40,
+            "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56, "moe_routed_scaling_factor": 2.5, "attention_bias": False,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": {**YARN, "partial_rotary_factor": 0.5}, "sliding_attention": KINDS["own"]},
+        },
+    ),
+    "laguna_elements": Case(
+        "LagunaForCausalLM",
+        "LagunaConfig",
+        {
+            "gating": "per-element", "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+        },
+    ),
     "qwen2_moe": Case(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
@@ -419,6 +437,14 @@ CASES: dict[str, Case] = {
     "axk1": Case("AXK1ForCausalLM", "AXK1Config", {**LATENT, **FINE, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE}),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
     "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),
+    "longcat": Case(
+        "LongcatFlashForCausalLM",
+        "LongcatFlashConfig",
+        {
+            **LATENT, "num_hidden_layers": 4, "head_dim": 8, "n_routed_experts": 6, "zero_expert_num": 3, "moe_topk": 3,
+            "expert_ffn_hidden_size": 24,
+        },
+    ),
     "youtu": Case("YoutuForCausalLM", "YoutuConfig", {**LATENT, "rope_interleave": False}),
     "olmo2_one_key": Case("Olmo2ForCausalLM", "Olmo2Config", {"num_key_value_heads": 1, "attention_bias": True}),
 }

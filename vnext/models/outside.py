@@ -79,9 +79,9 @@ NEEDS = MappingProxyType(
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Dbrx DeepseekV4
-            Grok1 JetMoe Kolibri1 Laguna""",
+            Grok1 JetMoe Kolibri1""",
         "attention over a latent cache (MLA)": """
-            AXK2 HYV4 LongcatFlash""",
+            AXK2 HYV4""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """

@@ -13,7 +13,8 @@ from model_helpers import ThreadGroup, tiny_config
 from msgspec.structs import replace
 
 from vnext.kernels.calls import Router
-from vnext.models.config.model_config import Experts, Hosted
+from vnext.models.config.layer_kinds import Hosted
+from vnext.models.config.model_config import Experts
 from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, alone, with_whole_experts
@@ -31,6 +32,7 @@ CASES: list[tuple[str, torch.dtype, str, int]] = [
     ("mixtral", torch.bfloat16, "int8", 2),
     ("mixtral", torch.bfloat16, "int4", 2),
     ("gpt_oss", torch.float32, "none", 2),
+    ("longcat", torch.float32, "none", 2),
     ("mimo_v2", torch.bfloat16, "none", 4),
     ("gpt_oss", torch.bfloat16, "none", 2),
 ]

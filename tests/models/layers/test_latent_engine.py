@@ -39,6 +39,11 @@ WAYS: dict[str, dict[str, object]] = {
         "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
     },
+    "laguna": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 150},
+    "longcat": {
+        "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
+    },
     "phimoe": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
 }  # fmt: skip
 

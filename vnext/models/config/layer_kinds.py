@@ -1,4 +1,5 @@
-"""What some models' layers have beside those of a plain decoder, by its sizes, and what makes of layers an encoder."""
+"""What some models' layers have beside those of a plain decoder, by its sizes, what makes of layers an encoder, and which
+layers of a model there are, or who computes them."""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """Key-value heads of a layer, and the size of its heads."""
+    """Key-value heads of a layer, the size of its heads, and its query heads, 0 for as many as others have."""
 
     kv_head_count: int
     head_dim: int
+    head_count: int = 0
 
 
 class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +74,20 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     types: int = 0
     separator: int | None = None
     reaches: tuple[int, ...] = ()
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a model's layers: stage `index` of `count`, whose first layer is `first_layer` of the whole model's, which see
+    `windows`, 0 for all."""
+
+    index: int
+    count: int
+    first_layer: int
+    windows: tuple[int, ...]
+
+
+class Hosted(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can."""
+
+    settings: str
+    whole: str

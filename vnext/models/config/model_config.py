@@ -19,7 +19,7 @@ from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, settings_of, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
-from vnext.models.config.layer_kinds import Encoder, Heads, Latent, LayerInputs, StreamSizes
+from vnext.models.config.layer_kinds import Encoder, Heads, Hosted, Latent, LayerInputs, Stage, StreamSizes
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.config.tower_config import SoundTower, Tower
@@ -44,7 +44,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     `dense_layers`: indices of layers without any. `shared_size`: of an MLP that every token goes through beside them; 0 for none.
     `input_size`: of what they read, 0 for that of the stream. `scales_inputs`: a share multiplies what the one expert of a token
     reads, not what it gives. `whole_group`: the number of neighbouring inputs of `down` that share
-    a scale; no shard divides them.
+    a scale; no shard divides them. `idle`: so many more follow that give what they get. With `ahead` they read what the MLP of
+    their layer reads, which has them beside it, and what they give is added behind the next one.
     """
 
     count: int
@@ -55,6 +56,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     input_size: int = 0
     scales_inputs: bool = False
     whole_group: int = 1
+    idle: int = 0
+    ahead: bool = False
 
     @property
     def per_token(self) -> int:
@@ -67,16 +70,16 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
     and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after it
     has turned, over all heads together, or, "bare", over each without a weight. `output_bias`: as attention_bias, of attention's
-    output. `turns_neighbours`: the channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and
-    value of a head side by side. `query_growth`: (b, n, m) where queries at position p are multiplied by 1 + b * log(1 + (p + m)
-    // n), as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that
-    begins at a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the
-    head gives; with `gates_apart` all stand behind all queries, else each behind its own; with `gates_heads` they are one number
-    each, behind all queries. `has_sinks`: each head's softmax has a score without a key. `head_bias`: the head has one.
-    `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for nothing.
-    `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it gives times the second number to its
-    normed input times the first. `mean_square`: norms are by the root mean square in a family of layer norms. `values`, where they
-    are narrower than keys or scaled: their size, and what multiplies them.
+    output. `turns_neighbours`: the channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value
+    of a head side by side. `query_growth`: (b, n, m) where queries at position p are multiplied by 1 + b * log(1 + (p + m) // n),
+    as in Llama 4; those of layers without rotation alone if `grows_still`. `sees_runs`: a window is a run of tokens that begins at
+    a multiple of its size. `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives;
+    with `gates_apart` all stand behind all queries, else each behind its own; with `gates_heads` they are one number each, behind
+    all queries; `softplus_gates` have that in the sigmoid's place. `has_sinks`: each head's softmax has a score without a key.
+    `head_bias`: the head has one. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what
+    it gives, None for nothing. `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it gives
+    times the second number to its normed input times the first. `mean_square`: norms are by the root mean square in a family of
+    layer norms. `values`, where they are narrower than keys or scaled: their size, and what multiplies them.
     """
 
     is_parallel: bool = False
@@ -93,6 +96,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_gated: bool = False
     gates_apart: bool = False
     gates_heads: bool = False
+    softplus_gates: bool = False
     has_sinks: bool = False
     head_bias: bool = False
     norms_values: bool = False
@@ -104,7 +108,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return not (self.grows_still or self.sees_runs or self.values or (self.query_growth and self.head_norms == "turned"))
+        is_other = self.grows_still or self.sees_runs or self.values or self.softplus_gates
+        return not (is_other or (self.query_growth and self.head_norms == "turned"))
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,23 +168,6 @@ class DraftHead(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layer_count(self) -> int:
         return len(self.layers) or USUAL_LAYERS
-
-
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a model's layers: stage `index` of `count`, whose first layer is `first_layer` of the whole model's, which see
-    `windows`, 0 for all."""
-
-    index: int
-    count: int
-    first_layer: int
-    windows: tuple[int, ...]
-
-
-class Hosted(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can."""
-
-    settings: str
-    whole: str
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +286,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def without_windows(config: ModelConfig) -> ModelConfig:
     """The configuration as the layers without a window have it."""
     heads = config.whole_heads
-    return replace(config, kv_head_count=heads.kv_head_count, head_dim=heads.head_dim) if heads else config
+    if heads is None:
+        return config
+    count = heads.head_count or config.head_count
+    return replace(config, head_count=count, kv_head_count=heads.kv_head_count, head_dim=heads.head_dim)
 
 
 def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:
@@ -440,10 +431,10 @@ def checkpoint_dtype(raw: Json) -> str:
 
 def check_heads(config: ModelConfig) -> None:
     """Raise ModelError when queries cannot share the key-value heads or the head size cannot be rotated."""
-    for heads, key in ((config, "num_key_value_heads"), (config.whole_heads, "num_global_key_value_heads")):
-        if heads is not None and config.head_count % heads.kv_head_count:
+    for heads, key in ((config, "num_key_value_heads"), (without_windows(config), "num_global_key_value_heads")):
+        if heads.head_count % heads.kv_head_count:
             raise ModelError(
-                f"{config.head_count} attention heads cannot share {heads.kv_head_count} key-value heads evenly; "
+                f"{heads.head_count} attention heads cannot share {heads.kv_head_count} key-value heads evenly; "
                 f"correct {key} in config.json"
             )
     if int(config.turning_dim * config.rope.share) % 2:

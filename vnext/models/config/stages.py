@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vnext.models.config.model_config import ModelConfig, Stage
+from vnext.models.config.layer_kinds import Stage
+from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 
 
@@ -31,6 +32,8 @@ def of_stage(config: ModelConfig, stage: int, stage_count: int) -> ModelConfig:
     first = sum(counts[:stage])
     if config.latent and config.latent.index and first in config.latent.index.shared:
         raise ModelError(f"stage {stage} would begin with layer {first}, which sees what another chooses: choose other stages")
+    if config.experts and config.experts.ahead and first in config.experts.dense_layers:
+        raise ModelError(f"stage {stage} would begin with layer {first}, to which another's experts add: choose other stages")
     numbers = range(first, first + counts[stage])
     windows = config.windows or (0,) * config.layer_count
     return replace(

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: biases of queries, keys and values; Qwen 3: a norm over each query and key head.
+"""Qwen 2 and 2.5: biases of queries, keys and values; Qwen 3: norms of heads.
 
 Upper layers have windows if asked.
 """

@@ -17,7 +17,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from vnext.kernels.arrays import Array, as_tensor, torch_dtype
 from vnext.models.config.json_keys import Json, token_ids
-from vnext.models.config.model_config import Hosted, ModelConfig, checkpoint_dtype, end_tokens
+from vnext.models.config.layer_kinds import Hosted
+from vnext.models.config.model_config import ModelConfig, checkpoint_dtype, end_tokens
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope
 from vnext.models.errors import ModelError
 from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module

@@ -35,6 +35,7 @@ from vnext.models.layers.layers import (
     mlp,
     norm_of,
     output_logits,
+    sparse_mlp,
 )
 from vnext.models.layers.recurrent import layer_caches, recurrent
 from vnext.models.layers.rope import inverse_frequencies
@@ -47,7 +48,8 @@ __all__ = ["Mixing", "Params"]  # decoder_params.py defines them
 
 
 class Names(NamedTuple):
-    """How a checkpoint names what is around attention and MLP. `root` ends with a dot; norms that it has not are ""."""
+    """How a checkpoint names what is around attention and MLP. `root` ends with a dot; norms that it has not are "". So many
+    layers in turn as `each` says have one number."""
 
     root: str = "model."
     layers: str = "layers"
@@ -59,6 +61,7 @@ class Names(NamedTuple):
     after_attention_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     after_mlp_norm: str = ""
+    each: int = 1
 
 
 def assemble_decoder(
@@ -75,7 +78,7 @@ def assemble_decoder(
 
     def layer(index: int) -> LayerParams:
         own = names_of(index)
-        prefix = f"{own.root}{own.layers}.{index}."
+        prefix = f"{own.root}{own.layers}.{index // own.each}."
         return assemble_layer(source, prefix, own, parts(prefix, index), norm)
 
     layers = tuple(layer(index) for index in config.layer_numbers)
@@ -132,6 +135,9 @@ def forward(
     if params.inputs is not None:
         own = layer_inputs(params.inputs, batch.token_ids, residual, steps[0])
         steps = tuple(step._replace(own=own[:, layer]) for layer, step in enumerate(steps))
+    if config.experts is not None and config.experts.ahead:
+        carried: list[torch.Tensor] = []
+        steps = tuple(step._replace(ahead=carried) for step in steps)
     residual = norm_of(residual, params.embedding_norm, steps[0])
     normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
@@ -177,6 +183,11 @@ def run_layer(
     else:
         normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
     widened = widen(layer.mlp, normed, step)
+    if layer.ahead is not None:
+        assert step.ahead is not None
+        step.ahead.append(sparse_mlp(layer.ahead, normed, step))
+    elif step.ahead:
+        widened = widened + step.ahead.pop()
     if layer.beside is not None:
         widened = with_experts(layer.beside, widened, residual, step)
     widened = norm_of(widened, layer.after_mlp_norm, step)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from vnext.kernels.arrays import Array
 from vnext.models.layers.latent import LatentAttention
 from vnext.models.layers.layer_inputs import Added, Beside, InputTable
-from vnext.models.layers.layers import Attention, Linear, Mlp, Norm, ReadingAttention
+from vnext.models.layers.layers import Attention, Linear, Mlp, Norm, ReadingAttention, SparseMlp
 from vnext.models.layers.recurrent import Recurring
 
 
@@ -54,7 +54,8 @@ class Streams(NamedTuple):
 class LayerParams(NamedTuple):
     """One decoder layer; attention or MLP is None where the other stands alone. Norms stand before attention and MLP, behind them
     before what they give is added, or both; None where there is none. `beside`: experts whose part is added to the MLP's; `added`:
-    what the layer adds behind its MLP; `streams`: of a layer of several."""
+    what the layer adds behind its MLP; `streams`: of a layer of several; `ahead`: experts whose part the next layer
+    adds."""
 
     attention_norm: Norm | None
     attention: Mixing | None
@@ -65,6 +66,7 @@ class LayerParams(NamedTuple):
     beside: Beside | None = None
     added: Added | None = None
     streams: LayerStreams | None = None
+    ahead: SparseMlp | None = None
 
 
 class Params(NamedTuple):

@@ -58,7 +58,7 @@ class ExpertLoad:
         def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
             shares, ids = chosen.route(scores, router, bias)
             counts = next(layers)
-            counts += np.bincount(ids.numpy().ravel(), minlength=len(counts))
+            counts += np.bincount(ids.numpy().ravel(), minlength=len(counts))[: len(counts)]
             return shares, ids
 
         return chosen._replace(route=route)

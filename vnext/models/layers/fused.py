@@ -55,7 +55,7 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if config.streams is not None or config.encoder is not None or has_index(config):
         return None
-    if config.experts is not None and config.experts.router.marks == "mixer":
+    if config.experts is not None and (config.experts.router.marks == "mixer" or config.experts.ahead or config.experts.idle):
         return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None

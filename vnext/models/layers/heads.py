@@ -81,13 +81,23 @@ def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.T
     heads, head_dim = local_heads(step.config, step.parallel.world_size), step.config.head_dim
     width = (2 if not step.config.form.gates_heads else 1) * heads * head_dim
     if step.config.form.gates_heads:
-        queries, gates = joined[:, :width], joined[:, width : width + heads].repeat_interleave(head_dim, 1)
-        return torch.cat((queries, joined[:, width + heads :]), dim=1), gates
+        queries, gates = joined[:, :width], joined[:, width : width + heads]
+        if step.config.form.softplus_gates:
+            gates = softplus(gates)
+        return torch.cat((queries, joined[:, width + heads :]), dim=1), gates[:, :, None].expand(-1, -1, head_dim).flatten(1)
     if step.config.form.gates_apart:
         queries, gates = joined[:, :width].unflatten(1, (2, heads, head_dim)).unbind(1)
     else:
         queries, gates = joined[:, :width].unflatten(1, (heads, 2, head_dim)).unbind(2)
-    return torch.cat((queries.flatten(1), joined[:, width:]), dim=1), gates.flatten(1)
+    gates = gates.flatten(1)
+    rest = torch.cat((queries.flatten(1), joined[:, width:]), dim=1)
+    return rest, softplus(gates) if step.config.form.softplus_gates else gates
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + exp(x)) in float32, made in float64 and rounded once, for the reason that rope.py gives."""
+    wide = x.double()
+    return (wide.clamp(min=0.0) + wide.abs().neg().exp().log1p()).float()
 
 
 def split_heads(qkv: torch.Tensor, cache: LayerCache, step: Step) -> tuple[torch.Tensor, torch.Tensor]:

@@ -116,7 +116,7 @@ class Step(NamedTuple):
     `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it. `rows`:
     where recurrent layers keep states. `query_factors` float32 [T, 1] multiply queries, None where nothing does. `own` [T, P]: what
     the tokens give to this layer, None for nothing. `chosen`: what an index has chosen in this step's last layer with one, which
-    layers without one share; None where nothing does.
+    layers without one share; None where nothing does. `ahead`: what experts gave that the next layer adds, taken from there by it.
     """
 
     operations: Operations
@@ -134,6 +134,7 @@ class Step(NamedTuple):
     query_factors: torch.Tensor | None = None
     own: torch.Tensor | None = None
     chosen: list[Selection] | None = None
+    ahead: list[torch.Tensor] | None = None
 
 
 def state_rows(batch: ForwardBatch) -> StateRows | None:
@@ -293,6 +294,8 @@ def read_and_join(
     seen = read(query, cache, step, layer.sinks)
     if step.config.form.values is not None:
         seen = seen.unflatten(1, (-1, step.config.head_dim))[:, :, : step.config.form.values[0]].flatten(1)
+    if step.config.form.softplus_gates and gates is not None:
+        return row((seen.float() * gates).to(seen.dtype), layer.output, step)
     return row(seen if gates is None else step.operations.gate_by(seen, gates), layer.output, step)
 
 
@@ -365,6 +368,7 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
     seen = x if layer.narrow is None else chosen.linear(x, *layer.narrow[0])
     if experts.scales_inputs:
         seen, shares = (seen * shares).to(seen.dtype), shares * 0 + 1
+    whole_ids = ids
     if parallel.by_expert:
         first = own_experts(experts.count, parallel).start
         ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)
@@ -375,10 +379,18 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
         found = parallel.all_reduce(chosen.experts(*given))
     if layer.narrow is not None:
         found = chosen.linear(found, *layer.narrow[1])
+    if experts.idle:
+        found = found + kept_by_idle(x, shares, whole_ids, experts.count)
     if layer.shared is None:
         return found
     shared = mlp(layer.shared, x, step)
     return found + (shared if layer.shared_gate is None else chosen.gate_by(shared, chosen.linear(x, layer.shared_gate, None)))
+
+
+def kept_by_idle(x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """What experts behind the first `count` give of x [T, hidden], which is it, times their shares [T, k]."""
+    own = joined_along(shares.where(ids >= count, shares * 0))
+    return (x.float() * own[:, None]).to(x.dtype)
 
 
 def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:

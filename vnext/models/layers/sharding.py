@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from vnext.kernels.shards import SHARDS_MAX
-from vnext.models.config.model_config import ModelConfig, Recurrent
+from vnext.models.config.model_config import ModelConfig, Recurrent, without_windows
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
 
@@ -332,7 +332,8 @@ def divides(config: ModelConfig, world_size: int) -> bool:
     recurrent = config.recurrent
     alike = recurrent is None or recurrent.value_heads % world_size == 0 == recurrent.key_heads % world_size
     shared = many % few == 0 == many_whole % few_whole
-    return config.head_count % world_size == 0 and shared and wide and alike
+    heads = config.head_count % world_size == 0 == without_windows(config).head_count % world_size
+    return heads and shared and wide and alike
 
 
 def shard_count(config: ModelConfig) -> int:

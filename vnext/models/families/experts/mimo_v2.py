@@ -1,4 +1,4 @@
-"""MiMo V2 Flash: GLM 4.5's router, windows with sinks; values narrower than keys."""
+"""MiMo V2 Flash: GLM 4.5's router, sinks, narrow values."""
 
 from __future__ import annotations
 

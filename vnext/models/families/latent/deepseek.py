@@ -1,4 +1,4 @@
-"""DeepSeek 2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM 5, A.X K1, Mistral 4, Youtu, MiniCPM 3: latent attention, chosen keys, experts.
+"""DeepSeek 2 to V3.2, Kimi K2 and their kin: latent attention, chosen keys, experts.
 
 DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu and MiniCPM 3,
 with multipliers, have none.

@@ -133,7 +133,7 @@ struct Products {
     Sorted sorted;
     char *rows_at;
     float *placed_at = nullptr;
-    std::vector<int64_t> places; /* of each of [rows * k], the row of it */
+    std::vector<int64_t> places; /* of each of [rows * k], the row of it, or that of zeros behind all */
 
     Products(int kind, const Experts &experts, const void *x, int64_t rows, int64_t width, int64_t per_token, const int64_t *ids,
              bool is_wide)
@@ -142,7 +142,7 @@ struct Products {
         const int64_t own = int64_t(sorted.order.size()), wide = experts.activation == NO_GATE ? 0 : experts.gate_up[0]->out;
         const auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
         const int64_t picked_bytes = padded(own * hidden * element), inner_bytes = padded(own * inner * element);
-        const int64_t made_bytes = padded(own * hidden * made), wide_bytes = padded(own * wide * element);
+        const int64_t made_bytes = padded((own + 1) * hidden * made), wide_bytes = padded(own * wide * element);
         const int64_t placed_bytes = is_wide ? count * hidden * 4 : 0;
         char *picked = static_cast<char *>(
             scratch(SLOT_EXPERTS, size_t(picked_bytes + inner_bytes + made_bytes + wide_bytes + placed_bytes)));
@@ -170,7 +170,8 @@ struct Products {
             linear(between + start * inner * element, inner, size, experts.down[i], bias, rows_at + start * hidden * made, hidden,
                    is_wide ? FLOAT32 : kind);
         }
-        places.resize(size_t(count));
+        if (own < count) std::memset(rows_at + own * hidden * made, 0, size_t(hidden * made)); /* of experts that are not held */
+        places.assign(size_t(count), own);
         for (int64_t i = 0; i < own; ++i)
             places[size_t(sorted.order[size_t(i)])] = i;
     }
