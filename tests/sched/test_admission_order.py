@@ -138,5 +138,5 @@ def test_a_request_that_the_cache_surely_cannot_hold_is_not_tried(budget: int, t
     engine = Engine(long_prefill_token_threshold=threshold)
     engine.arrive([1, 2, 3, 4, 5])
     state = engine.state
-    asked = (state.config, {}, state.pool.status.values(), state.waiting[0], budget)
+    asked = (state.config, state.pool, state.waiting[0], budget)
     assert kept_out(*asked, free=1) is sure and kept_out(*asked, free=2) is False

@@ -100,7 +100,7 @@ def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
 def queue_twice(state: State) -> State:
     """The head of the queue stands in it a second time, with its place changed to the later one and back: a double free."""
     pool = state.pool
-    queue, at = extents.reserve(pool.queue, 1)
+    queue, at = extents.own(pool.queue, 1), pool.queue.used
     block = extents.read(queue, pool.head, 1)
     queue = extents.write(queue, slice(at, at + 1), block)
     return with_pool(state, queue=queue, free=pool.free + 1)

@@ -377,7 +377,7 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
     """A fresh arena with places for each row; writes `field`, where they are, and the field after it, their number."""
     total = int(sizes.sum())
     cells[field], cells[field + 1] = np.cumsum(sizes) - sizes, sizes
-    reserved, _ = extents.reserve(extents.empty(max(ARENA_PLACES_MIN, 2 * total)), total)
+    reserved = extents.own(extents.empty(max(ARENA_PLACES_MIN, 2 * total)), total)
     return reserved
 
 

@@ -133,7 +133,7 @@ def pages_of(frame: StoredPages, page_count: int, held: np.ndarray) -> Pool:
     require(len(status) == page_count and min(blocks, default=0) >= 0, "a block that does not exist")
     require(len(frame.keys) == BLOCK_HASH_SIZE * len(blocks), "a name of another length")
     require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * page_count, "another queue of blocks")
-    queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
+    queue = extents.own(extents.empty(frame.queue_capacity), used)
     return Pool(
         status=VersionedArray(status),
         queue=extents.write(queue, slice(frame.head, used), places),

@@ -8,7 +8,7 @@ trial, because a queue blocked by memory would pay for one in every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -75,8 +75,7 @@ def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
     places, pool = admissible(state, room), state.pool
     if not places:
         return ()
-    blocks, status = pool.prefix_index.blocks(), pool.status.values()
-    if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - work.pages_sum):
+    if kept_out(config, pool, state.waiting[places[0]], budget, pool.free - work.pages_sum):
         return ()
     admitted: list[tuple[int, int]] = []
     for place, verdict in verdicts(state, places, work):
@@ -91,7 +90,8 @@ def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
 
 def admissible(state: State, room: int) -> Sequence[int]:
     """Up to `room` places in the queue, best first, without those for which ranks read from disk: others overtake them."""
-    if not (moving := transferring(state)):
+    moves = state.tier is not None or state.sought is not None
+    if not moves or not (moving := transferring(state)):
         return places_best_first(state, room)
     places = places_best_first(state, room + len(moving))
     return [place for place in places if state.waiting[place].id not in moving][:room]
@@ -143,7 +143,7 @@ def tried(
     """What the best waiting request gets of this pool, budget and `room` for inputs: why it waits, the blocks that it hits, its
     tokens, and the room that is left."""
     config = state.config
-    if not may_run(state, waiting.id):
+    if state.slots and not may_run(state, waiting.id):
         return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0, room  # until a slot holds its adapter
     hits = prefix_hits(config, pool, waiting)
     hit = hit_tokens_of(config, hits)
@@ -191,10 +191,8 @@ def _behind(waiting: Waiting, first: Wait) -> Wait:
     return Wait(id=waiting.id, why="order", need=0, have=0, behind=first.id)
 
 
-def kept_out(
-    config: SchedulerConfig, blocks: Mapping[bytes, int], status: np.ndarray, waiting: Waiting, budget: int, free: int
-) -> bool:
-    """Whether a trial on a pool with these indexed `blocks` and this `status` would certainly find too few pages.
+def kept_out(config: SchedulerConfig, pool: Pool, waiting: Waiting, budget: int, free: int) -> bool:
+    """Whether a trial on this pool, of which `free` pages are left, would certainly find too few.
 
     The request takes all its tokens at once if the budget has room for them, so it needs pages for all its known tokens
     except those that other requests already hold. The pages that running rows take first can only reduce the hits. False
@@ -208,6 +206,7 @@ def kept_out(
     lacks = blocks_for(known, size) - free
     if lacks <= 0:
         return False
+    blocks, status = pool.prefix_index.blocks(), pool.status.values()
     for key in waiting.block_hashes[: (known - 1) // size]:
         block = blocks.get(key)
         if block is None:

@@ -28,7 +28,7 @@ def places_best_first(state: State, count: int) -> Sequence[int]:
     if state.paused:
         best_first = places_best_first(replace(state, paused=""), len(waiting))
         return [place for place in best_first if has_begun(state, waiting[place])][:count]
-    if state.config.policy == "fcfs":
+    if state.config.policy == "fcfs" or (state.clients is not None and state.clients.alone is not None):
         return range(min(count, len(waiting)))
     if state.config.policy == "priority":
         priorities = np.array([entry.priority for entry in waiting], dtype=np.int64)
@@ -169,8 +169,6 @@ Turn = tuple[int, int, int, int]
 def places_in_turn(state: State, count: int) -> Sequence[int]:
     """Up to `count` places in the queue, best first. Each request counts with its tokens for those behind it."""
     assert state.clients is not None
-    if state.clients.alone is not None:
-        return range(min(count, len(state.waiting)))
     queues = {key: client.queue for key, client in state.clients.live.mapping().items() if client.queue}
     if len(queues) <= 1:
         return range(min(count, len(state.waiting)))

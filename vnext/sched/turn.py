@@ -18,9 +18,9 @@ from vnext.state import pool as pools
 from vnext.state.drafting import decided_by, spare_tokens
 from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import MatchedSamples
-from vnext.state.outputs import Going, all_going, going_of
+from vnext.state.outputs import Going, going_of
 from vnext.state.state import State, StepInFlight
-from vnext.state.store import columns, extents
+from vnext.state.store import columns, extents, fields
 from vnext.state.store.columns_numpy import TURN_WORK_LINES
 from vnext.state.store.rows import Rows
 
@@ -45,7 +45,9 @@ def steady_turn(state: State, event: StepCommitted) -> Turn | None:
     reached, rows, sampled = turned
     cells, (places, nobody) = state.rows.cells, _shared(len(rows))
     matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
-    return Turn(reached, matched, all_going(cells, sampled) if len(rows) == cells.shape[1] else going_of(cells, rows, sampled))
+    if len(rows) < cells.shape[1]:
+        return Turn(reached, matched, going_of(cells, rows, sampled))
+    return Turn(reached, matched, Going(cells[fields.ID], sampled, cells[fields.CACHED]))
 
 
 def steady_state(state: State, event: StepCommitted, recorded: bool = False) -> State | None:

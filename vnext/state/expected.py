@@ -61,11 +61,20 @@ def expected_work(state: State, drafts: bool = True) -> Work:
 
     Drafts are part of it while the free pages suffice for all of them, unless `drafts` is false.
     """
-    work = _without_drafts(state)
-    if state.config.speculation is None:
+    config, cells = state.config, state.rows.cells
+    if config.inputs_a_step or (config.state_pages and config.takes_snapshots):
+        work = _up_to_edges(state)
+    else:
+        both = np.empty((2, cells.shape[1]), dtype=np.int64)
+        tokens_sum, blocks_sum = columns.impl.expected(
+            cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
+            microbatches(state), state.planned,
+        )  # fmt: skip
+        work = Work(both[0], both[1], tokens_sum, blocks_sum * (len(config.windows) or 1))
+    if config.speculation is None:
         return work
     if drafts and len(state.rows):
-        drafted, total = expected_drafts(state.config, state.rows, work.tokens)
+        drafted, total = expected_drafts(config, state.rows, work.tokens)
         if not total:
             return msgspec.structs.replace(work, drafts=drafted)
         drafting = work_of(state, work.tokens + drafted, drafted, work.room)
@@ -82,20 +91,6 @@ def in_turn(state: State) -> np.ndarray:
 def microbatches(state: State) -> int:
     """The parts into which the next steps divide the requests that decode. Cautious steps follow one another and take all."""
     return 1 if state.cautious else state.config.microbatches
-
-
-def _without_drafts(state: State) -> Work:
-    config, cells = state.config, state.rows.cells
-    if config.inputs_a_step or (config.state_pages and config.takes_snapshots):
-        return _up_to_edges(state)
-    both = np.empty((2, cells.shape[1]), dtype=np.int64)
-    tokens_sum, blocks_sum = columns.impl.expected(
-        cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
-        microbatches(state), state.planned,
-    )  # fmt: skip
-    if config.windows:
-        blocks_sum *= len(config.windows)
-    return Work(both[0], both[1], tokens_sum, blocks_sum)
 
 
 def _up_to_edges(state: State) -> Work:

@@ -167,7 +167,7 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
     """The state without the oldest step in flight, and the samples matched to rows. IllegalEvent if `event` is not its result."""
     matched = match_samples(state, event)
     done = np.sort(matched.rows[matched.stopped | matched.at_limit]) if matched.ended else NO_ROWS
-    at_least = state.rows.computed_at_least
+    before = state.rows
     state = _take_tokens(state, matched)
     if matched.runs is not None:
         state = settle(state, matched.runs, done)
@@ -179,7 +179,7 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )
     if matched.runs is not None and state.config.windows:
-        state = replace(state, pool=give_back(state, at_least))  # drafts that were kept have moved the windows
+        state = replace(state, pool=give_back(state, before.computed_at_least))  # drafts that were kept have moved the windows
     if state.rows.recurrent is not None:
         state = name_snapshots(state)
     return finish(state, done.tolist(), "finished") if len(done) else state, matched
@@ -210,8 +210,9 @@ def _with_places(state: State, matched: MatchedSamples) -> State:
 def finish(state: State, gone: list[int], ending: Ending) -> State:
     """Remove these rows and forget their requests; their blocks are released last first, but for those that are pinned."""
     pool, ids = state.pool, state.rows.id[gone].tolist()
-    for row in gone if state.config.pinned_pages_max else ():
-        pool = with_pins_of_blocks(state.config, _pinned(state, pool, row), "displaced")
+    for row, id_ in zip(gone, ids):
+        if state.requests[id_].sampling.retention and state.config.pinned_pages_max:
+            pool = with_pins_of_blocks(state.config, _pinned(state, pool, row), "displaced")
     for row in gone:
         pool = release_row(state, pool, row)
     return replace(
@@ -227,8 +228,6 @@ def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     it as it is, so that a block of another request with the same tokens has another name there.
     """
     config, request = state.config, state.requests[int(state.rows.id[row])]
-    if not request.sampling.retention:
-        return pool
     history, size = row_tokens(state, row), config.block_size
     for tokens, seconds in request.sampling.retention:
         keys = leading_hashes(root_of(state, request), history.tobytes(), size, min(tokens, len(history) - 1) // size)

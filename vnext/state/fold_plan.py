@@ -22,7 +22,7 @@ from vnext.state.facilities.encoding import with_begun
 from vnext.state.facilities.tier import transferring
 from vnext.state.preempt import preempt
 from vnext.state.recurrent import lacking, name_snapshots, new_column, source_of, with_copies
-from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
+from vnext.state.state import State, StepInFlight, Waiting, root_of
 from vnext.state.store import clients, columns, extents, fields
 from vnext.state.store.rows import Rows, more_rows, wants
 from vnext.state.waiting_queue import dequeue
@@ -35,16 +35,23 @@ ALL_SEEN = bytes(8)  # one group with full attention, as `columns.hash_full_bloc
 
 def fold_step_planned(state: State, event: StepPlanned) -> State:
     """The state in which the step runs. IllegalEvent, with nothing changed, if the plan breaks a bound."""
-    _require_due(state, event)
+    if event.step != state.planned:
+        raise IllegalEvent(f"step {event.step} planned where step {state.planned} is due")
+    if state.paused not in ("", "wait"):
+        raise IllegalEvent(f"step {event.step} planned in an engine that is paused ({state.paused})")
+    if len(state.in_flight) >= state.config.pipeline_depth:
+        raise IllegalEvent(f"step {event.step} planned with {len(state.in_flight)} steps in flight already")
+    if event.preempted and event.admitted:
+        raise IllegalEvent("a plan that preempts may not admit")
     if event.preempted:
         state = preempt(state, event.preempted)
     work = planned_work(state, event.changed, drafts=not event.preempted)
-    starts, at_least, total, running = state.rows.computed, state.rows.computed_at_least, work.tokens_sum, len(state.rows)
+    before, starts, total, running = state.rows, state.rows.computed, work.tokens_sum, len(state.rows)
     state = advance(state, work)
     sources: list[tuple[int, int]] = []
     if event.admitted:
         state, added_starts, added_tokens, sources = _admit_all(state, event.admitted)
-        starts, at_least = np.concatenate((starts, added_starts)), np.concatenate((at_least, added_starts))
+        starts = np.concatenate((starts, added_starts))
         drafts = None if work.drafts is None else np.concatenate((work.drafts, np.zeros_like(added_tokens)))
         work = replace(work, tokens=np.concatenate((work.tokens, added_tokens)), drafts=drafts)
         total += int(added_tokens.sum())
@@ -55,6 +62,7 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     scheduled = _step_in_flight(state, starts, work, total)
     pool = hash_full_blocks(state)
     if state.config.windows:
+        at_least = np.concatenate((before.computed_at_least, starts[running:]))
         pool = give_back(replace(state, pool=pool), at_least)
     state = replace(state, pool=pool, planned=state.planned + 1)
     if state.rows.recurrent is not None:
@@ -68,18 +76,6 @@ def _less_cautious(state: State) -> State:
     """The state without caution if every request that it was for has come and has joined the batch."""
     waits = state.next_id < state.cautious or any(entry.id < state.cautious for entry in state.waiting)
     return state if waits else replace(state, cautious=0)
-
-
-def _require_due(state: State, event: StepPlanned) -> None:
-    """Require that this step is the next, that the pipeline has room, and that no plan both admits and preempts."""
-    if event.step != state.planned:
-        raise IllegalEvent(f"step {event.step} planned where step {state.planned} is due")
-    if state.paused not in ("", "wait"):
-        raise IllegalEvent(f"step {event.step} planned in an engine that is paused ({state.paused})")
-    if len(state.in_flight) >= state.config.pipeline_depth:
-        raise IllegalEvent(f"step {event.step} planned with {len(state.in_flight)} steps in flight already")
-    if event.preempted and event.admitted:
-        raise IllegalEvent("a plan that preempts may not admit")
 
 
 def _step_in_flight(state: State, starts: np.ndarray, work: Work, total: int) -> StepInFlight:
@@ -161,16 +157,20 @@ def _admit_all(
     """Admit waiting requests in order; returns the state, their first computed positions, their tokens, and the copies of state
     pages that the step begins with."""
     places = [place for place, _ in admitted]
-    require(len(set(places)) == len(places), "a request admitted twice in one plan")
-    require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
-    room = state.config.max_num_seqs - len(state.rows)
-    require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
+    if len(set(places)) < len(places):
+        raise IllegalEvent("a request admitted twice in one plan")
+    if not all(0 <= place < len(state.waiting) for place in places):
+        raise IllegalEvent(f"no such places in the queue: {places}")
+    if len(admitted) > (room := state.config.max_num_seqs - len(state.rows)):
+        raise IllegalEvent(f"{len(admitted)} requests admitted where the batch has room for {room}")
     entries = [state.waiting[place] for place in places]
-    if moving := transferring(state):
+    if (state.tier is not None or state.sought is not None) and (moving := transferring(state)):
         require(not any(entry.id in moving for entry in entries), "a request joins for which ranks still read")
     if state.slots:
         state = _with_adapters(state, entries)
-    state = _with_room(state, *_places_for(state, entries))
+    wanted = [state.requests[entry.id] for entry in entries]
+    histories = sum(map(tokens_size, wanted, entries))
+    state = _with_room(state, histories, sum(table_size(state.config, request) for request in wanted))
     rows, starts, states, sources = [], [], [], []
     for entry, (_, tokens) in zip(entries, admitted):
         state, row, allocation = admit(state, entry, tokens)
@@ -193,13 +193,6 @@ def _with_adapters(state: State, entries: list[Waiting]) -> State:
     return used(state, {state.requests[entry.id].sampling.adapter for entry in entries})
 
 
-def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:
-    """The number of places that the histories and the tables of these requests need."""
-    pairs = [(state.requests[entry.id], entry) for entry in entries]
-    histories = sum(tokens_size(request, entry) for request, entry in pairs)
-    return histories, sum(table_size(state.config, request) for request, _ in pairs)
-
-
 def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, Allocation]:
     """The state with a request's pages, history and table; the row it becomes; and what it was allocated.
 
@@ -208,15 +201,17 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     config, request = state.config, state.requests[waiting.id]
     hits = prefix_hits(config, state.pool, waiting)
     start = hit_tokens_of(config, hits)
-    require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
-    require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
+    if not 1 <= tokens <= waiting.known - start:
+        raise IllegalEvent(f"request {waiting.id} cannot start with {tokens} tokens")
+    if not fits(config, state.pool, hits, tokens):
+        raise IllegalEvent(f"no blocks for request {waiting.id}")
     if (states := state.pool.states) is not None:
         source = source_of(states, waiting, len(hits) // config.group_count)
         require(not lacking(config, states, source), f"no state pages for request {waiting.id}")
     allocation = allocate(config, state.pool, waiting, hits, tokens)
     sizes = tokens_size(request, waiting), table_size(config, request)
-    histories, tokens_at = extents.reserve(state.tokens, sizes[0])
-    tables, table_at = extents.reserve(state.tables, sizes[1])
+    tokens_at, table_at, counters = state.tokens.used, state.tables.used, state.counters
+    histories, tables = extents.own(state.tokens, sizes[0]), extents.own(state.tables, sizes[1])
     places = (tokens_at, sizes[0]), (table_at, sizes[1])
     row = new_row(config, request, waiting, allocation, tokens, *places, root_of(state, request))
     return replace(
@@ -224,19 +219,13 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
         pool=allocation.pool,
         tokens=extents.write(histories, slice(tokens_at, tokens_at + waiting.known), np.frombuffer(waiting.tokens, "<i4")),
         tables=extents.write(tables, slice(table_at, table_at + len(allocation.table)), allocation.table),
-        counters=_counted(state, waiting, request.prompt_length, start),
+        counters=replace(
+            counters,
+            prompt_tokens=counters.prompt_tokens + request.prompt_length * (waiting.cached < 0),
+            prefix_queried_tokens=counters.prefix_queried_tokens + waiting.known * bool(config.prefix_caching),
+            prefix_hit_tokens=counters.prefix_hit_tokens + start,
+        ),
     ), row, allocation
-
-
-def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int) -> Counters:
-    counters = state.counters
-    first = waiting.cached < 0
-    return replace(
-        counters,
-        prompt_tokens=counters.prompt_tokens + prompt_length * first,
-        prefix_queried_tokens=counters.prefix_queried_tokens + waiting.known * bool(state.config.prefix_caching),
-        prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens,
-    )
 
 
 def _with_room(state: State, tokens_places: int, table_places: int) -> State:

@@ -13,7 +13,7 @@ from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitte
 from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
 from vnext.state.pool import Pool, is_pinned, longest_prefix
 from vnext.state.preempt import row_tokens
-from vnext.state.state import State, root_of
+from vnext.state.state import Request, State, root_of
 from vnext.state.store import fields
 from vnext.state.windows import NULL, longest_hit
 
@@ -75,15 +75,10 @@ def outputs_apart(before: State, after: State, matched: MatchedSamples) -> tuple
     return going, _of_commit(before, after, matched, ends.nonzero()[0])
 
 
-def all_going(cells: np.ndarray, tokens: np.ndarray) -> Going:
-    """The news of all rows of a matrix, which get a token each."""
-    return Going(cells[fields.ID], tokens, cells[fields.CACHED])
-
-
 def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
     """The news of these rows (int64[n], ascending) of a matrix, which get these tokens."""
     if len(rows) == cells.shape[1] and rows.tobytes() == _all_rows(len(rows)):
-        return all_going(cells, tokens)
+        return Going(cells[fields.ID], tokens, cells[fields.CACHED])
     return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
 
 
@@ -96,23 +91,23 @@ def _of_commit(before: State, after: State, matched: MatchedSamples, places: np.
     """The outputs of all matched rows, or only of those at `places`."""
     reported: tuple[np.ndarray, ...] = matched.rows, matched.tokens, matched.samples, matched.stopped, matched.at_limit
     rows, *rest = reported if places is None else (column[places] for column in reported)
-    cells, requests = before.rows.cells, before.requests.mapping()
+    cells, requests = before.rows.cells, before.requests
     made = []
     for row, id_, hit, token, sample, stopped, at_limit in zip(
         rows.tolist(), cells[fields.ID, rows].tolist(), cells[fields.CACHED, rows].tolist(), *(column.tolist() for column in rest)
     ):
         finish: Finish = "stop" if stopped else "length" if at_limit else ""
-        stays = _retained(before, after, row, matched.tokens[matched.rows == row]) if finish else None
-        made.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit, stays))
+        request = requests[id_]
+        retains = finish and request.sampling.retention
+        stays = _retained(before, after, request, row, matched.tokens[matched.rows == row]) if retains else None
+        made.append(Output(id_, request.name, token, sample, finish, token if stopped else -1, hit, stays))
     return tuple(made)
 
 
-def _retained(before: State, after: State, row: int, new: np.ndarray) -> Retained | None:
-    """Of the request in a row of `before`, which the commit of its last tokens, `new` (int32[n]), has ended; None if it wanted
-    nothing to stay."""
-    config, request = before.config, before.requests[int(before.rows.id[row])]
-    if not request.sampling.retention:
-        return None
+def _retained(before: State, after: State, request: Request, row: int, new: np.ndarray) -> Retained:
+    """Of a request that wanted something to stay, in a row of `before`, which the commit of its last tokens, `new` (int32[n]), has
+    ended."""
+    config = before.config
     history, size = np.concatenate((row_tokens(before, row), new)), config.block_size
     most = min(max(tokens for tokens, _ in request.sampling.retention), len(history) - 1)
     keys = leading_hashes(root_of(before, request), history.tobytes(), size, most // size)

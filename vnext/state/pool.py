@@ -59,9 +59,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 def new_pool(page_count: int, before: Pins | None = None, state_pages: int = 0) -> Pool:
     """A pool with all pages free, in numerical order. `before`: the pins of the pool in whose place it is."""
     queue = extents.write(extents.empty(4 * page_count), slice(0, page_count), np.arange(page_count, dtype=np.int32))
-    queue, _ = extents.reserve(queue, page_count)
     return Pool(
-        status=VersionedArray(np.arange(page_count)), queue=queue, head=0, free=page_count, kept=0,
+        status=VersionedArray(np.arange(page_count)), queue=extents.own(queue, page_count), head=0, free=page_count, kept=0,
         prefix_index=empty_prefix_index(page_count), pins=before and before.emptied(),
         states=new_pool(state_pages) if state_pages else None,
     )  # fmt: skip
@@ -138,7 +137,7 @@ def _tidy_queue(pool: Pool) -> Pool:
     """The same queue without stale places, in a new arena."""
     blocks = free_blocks(pool)
     fresh = extents.empty(pool.queue.capacity)
-    queue, _ = extents.reserve(extents.write(fresh, slice(0, len(blocks)), blocks), len(blocks))
+    queue = extents.own(extents.write(fresh, slice(0, len(blocks)), blocks), len(blocks))
     return _replace(pool, queue=queue, status=pool.status.set(blocks, np.arange(len(blocks))), head=0)
 
 

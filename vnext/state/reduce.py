@@ -24,7 +24,6 @@ from vnext.state.events import (
     generated_by,
 )
 from vnext.state.facilities import tier
-from vnext.state.facilities.shortage import started_config
 from vnext.state.facilities.table import FOLDS
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
@@ -142,10 +141,14 @@ def reduce(state: State, event: AnyEvent) -> State:
 
 
 def _fold_request_arrived(state: State, event: RequestArrived) -> State:
-    require(event.id == state.next_id, f"request {event.id} arrived where {state.next_id} is due")
-    require(0 <= event.client <= CLIENT_MAX, f"request {event.id} has the client {event.client}: it must be 0 to {CLIENT_MAX}")
-    why_not = refusal(started_config(state), event)
-    require(why_not is None, f"request {event.id} should have been refused: {why_not}")
+    if event.id != state.next_id:
+        raise IllegalEvent(f"request {event.id} arrived where {state.next_id} is due")
+    if not 0 <= event.client <= CLIENT_MAX:
+        raise IllegalEvent(f"request {event.id} has the client {event.client}: it must be 0 to {CLIENT_MAX}")
+    config = state.config  # what it accepts does not depend on a shortage
+    started = replace(config, max_num_batched_tokens=state.lowered_from) if state.lowered_from else config
+    if (why_not := refusal(started, event)) is not None:
+        raise IllegalEvent(f"request {event.id} should have been refused: {why_not}")
     request = Request(
         id=event.id,
         name=event.name,
@@ -153,12 +156,12 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         sampling=event.sampling,
         priority=event.priority,
         arrival_ns=event.arrival_ns,
-        root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
+        root=root_hash(event.cache_salt, config.block_size, event.sampling.adapter),
         client=event.client,
         weight=event.weight,
     )
     clients = arrived(state, request)
-    state = enqueue(state, entry_of(state.config, label_of(state.weights), request, request.prompt + generated_by(event)))
+    state = enqueue(state, entry_of(config, label_of(state.weights), request, request.prompt + generated_by(event)))
     return replace(
         state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)]), clients=clients
     )

@@ -20,7 +20,7 @@ from vnext.state.pool import Pool
 from vnext.state.store.clients import Clients
 from vnext.state.store.disk_index import DiskIndex
 from vnext.state.store.extents import Extents
-from vnext.state.store.rows import Rows
+from vnext.state.store.rows import Line, Rows
 from vnext.state.store.versions import VersionedMap
 
 
@@ -104,21 +104,10 @@ class StepInFlight(msgspec.Struct, frozen=True):
     drafts: np.ndarray | None = None
     copies: Copies | None = None
 
-    @property
-    def ids(self) -> np.ndarray:
-        return self.entries[0]
-
-    @property
-    def preemption_counts(self) -> np.ndarray:
-        return self.entries[1]
-
-    @property
-    def starts(self) -> np.ndarray:
-        return self.entries[2]
-
-    @property
-    def counts(self) -> np.ndarray:
-        return self.entries[3]
+    ids = Line("entries", 0)
+    preemption_counts = Line("entries", 1)
+    starts = Line("entries", 2)
+    counts = Line("entries", 3)
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ NO_GUARD = Edit("state.fold_plan", "require(may_run(state, entry.id),", "require
 ADAPTER_BUGS = [
     Bug(
         name="a request starts without its adapter",
-        edits=(Edit("sched.admission", "if not may_run(state, waiting.id):", "if False:"), NO_GUARD),
+        edits=(Edit("sched.admission", "if state.slots and not may_run(state, waiting.id):", "if False:"), NO_GUARD),
         found_by=("R1",),
     ),
     Bug(

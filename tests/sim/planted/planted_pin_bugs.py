@@ -25,7 +25,7 @@ PIN_BUGS = [
     bug("the whole request stays where a beginning was asked for", "state.fold_commit", "min(tokens, len(history) - 1)", "(len(history) - 1)", "K6"),
     bug("an answer's last token is pinned too", "state.fold_commit", "min(tokens, len(history) - 1)", "min(tokens, len(history))", "K6"),
     bug("a pin is of the time when the engine started", "state.fold_commit", "state.clock + seconds", "seconds", "K5", "K6"),
-    bug("an aborted request pins nothing", "state.fold_commit", "for row in gone if state.config.pinned_pages_max else ():", "for row in gone if ending == \"finished\" and state.config.pinned_pages_max else ():", "K6"),
+    bug("an aborted request pins nothing", "state.fold_commit", "if state.requests[id_].sampling.retention and", "if ending == \"finished\" and state.requests[id_].sampling.retention and", "K6"),
     bug("a reset leaves pins", "state.pool", "    pool = without_pins(pool)\n", "", "K5", "K6"),
     bug("a clock goes back", "state.facilities.pins", "require(event.seconds > state.clock,", "require(True,", "should have been refused"),
     bug("more pins yield than there are", "state.facilities.pins", "require(0 < event.count <= len(pinned),", "require(True,", "should have been refused"),

@@ -277,15 +277,15 @@ PLANNING = [
     bug(
         "prefix hits are not counted",
         "state.fold_plan",
-        "prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens",
+        "prefix_hit_tokens=counters.prefix_hit_tokens + start",
         "prefix_hit_tokens=counters.prefix_hit_tokens",
         "Y3",
     ),
     bug(
         "a prompt counts again after a preemption",
         "state.fold_plan",
-        "+ prompt_length * first",
-        "+ prompt_length",
+        "+ request.prompt_length * (waiting.cached < 0)",
+        "+ request.prompt_length",
         "Y3",
     ),
     bug(
@@ -457,7 +457,7 @@ ONE_RANK = [
         one_rank=(Edit("state.preempt", "row_blocks(state, row)[::-1]", "row_blocks(state, row)"),)),
     Bug(name="a digest without the holders' scalars, one rank that miscounts", found_by=("Y1",),
         edits=(Edit("state.digest", "counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens", "counters.finished"),),
-        one_rank=(Edit("state.fold_plan", "+ prompt_length * first", "+ prompt_length"),)),
+        one_rank=(Edit("state.fold_plan", "+ request.prompt_length * (waiting.cached < 0)", "+ request.prompt_length"),)),
     Bug(name="a digest without the rows, one rank with another limit", found_by=("Y1", "did not sample", "IllegalEvent"),
         edits=(Edit("state.digest", "hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])", "0"),),
         one_rank=(Edit("state.allocate", "row[fields.MIN_KNOWN] = prompt + ", "row[fields.MIN_KNOWN] = known + "),)),

@@ -28,7 +28,7 @@ TIER_BUGS = [
         "blocks come back under the names before them", "state.facilities.tier",
         "zip(transfer.keys[hits:end]", "zip(transfer.keys[:end]", *HITS,
     ),
-    bug("a request joins while its blocks are read", "sched.admission", "if not (moving", "if True or not (moving", "IllegalEvent"),
+    bug("a request joins while its blocks are read", "sched.admission", "if not moves or not (moving", "if True or not (moving", "IllegalEvent"),
     bug("a request has transfers without end", "state.facilities.tier", "waits = replace(entry, transfer=event.transfer)", "waits = entry", "K2", "should have been refused", "L2"),
     bug("rows give way to a disk", "sched.tiering", "work.pages_sum > state.pool.free or", "", "K2"),
     bug("the best waits for another's disk", "sched.tiering", "return tokens > 0 and (not fits(", "return False and (not fits(", "K2", "S6"),

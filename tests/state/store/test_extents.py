@@ -20,7 +20,7 @@ def test_any_tree_of_versions_reads_as_plain_lists(steps: list[tuple[int, int]])
     versions = [(extents.empty(64), [])]
     for which, value in steps:
         store, plain = versions[which % len(versions)]
-        longer, at = extents.reserve(store, 1)
+        longer, at = extents.own(store, 1), store.used
         longer = extents.write(longer, slice(at, at + 1), values_of(value))
         versions.append((longer, [*plain, value]))
     for store, plain in versions:
@@ -28,7 +28,7 @@ def test_any_tree_of_versions_reads_as_plain_lists(steps: list[tuple[int, int]])
 
 
 def test_a_newest_version_appends_in_place_and_an_old_one_copies() -> None:
-    old, _ = extents.reserve(extents.empty(8), 4)
+    old = extents.own(extents.empty(8), 4)
     newest = extents.write(old, slice(0, 1), values_of(1))
     assert newest.arena is old.arena
     other = extents.write(old, slice(0, 1), values_of(2))
@@ -38,8 +38,8 @@ def test_a_newest_version_appends_in_place_and_an_old_one_copies() -> None:
 
 def test_two_futures_never_get_the_same_places() -> None:
     past = extents.empty(8)
-    left, left_at = extents.reserve(past, 2)
-    right, right_at = extents.reserve(past, 2)
+    left, left_at = extents.own(past, 2), past.used
+    right, right_at = extents.own(past, 2), past.used
     left = extents.write(left, slice(left_at, left_at + 2), values_of(1, 2))
     right = extents.write(right, slice(right_at, right_at + 2), values_of(3, 4))
     assert extents.read(left, left_at, 2).tolist() == [1, 2]
@@ -55,7 +55,7 @@ def test_reads_are_read_only() -> None:
 def test_compaction_keeps_every_extent_and_makes_room(shapes: list[tuple[int, int]], extra: int) -> None:
     store, at, contents = extents.empty(128), [], []
     for number, (count, spare) in enumerate(shapes):
-        store, place = extents.reserve(store, count + spare)
+        store, place = extents.own(store, count + spare), store.used
         content = [10 * number + offset for offset in range(count)]
         store = extents.write(store, slice(place, place + count), values_of(*content))
         at.append(place)
@@ -86,10 +86,10 @@ def test_spans_are_the_ranges_one_after_the_other(ranges: list[tuple[int, int]])
 
 
 def test_places_that_the_arena_does_not_have_are_never_handed_out() -> None:
-    held, at = extents.reserve(extents.empty(4), 3)
+    held, at = extents.own(extents.empty(4), 3), 0
     two = np.array([1, 2], dtype=np.int32)
     for hand_out in (
-        lambda: extents.reserve(held, 2),
+        lambda: extents.own(held, 2),
         lambda: extents.append(held, two),
         lambda: extents.move(held, np.array([at]), np.array([3]), np.array([4])),
     ):

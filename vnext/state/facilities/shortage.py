@@ -37,11 +37,6 @@ def halved(state: State) -> int:
     return max(min(state.in_flight[0].tokens // 2, limit), 1) if state.config.chunked_prefill else limit
 
 
-def started_config(state: State) -> SchedulerConfig:
-    """The configuration with the limit that the engine started with: what it accepts does not depend on a shortage."""
-    return replace(state.config, max_num_batched_tokens=state.lowered_from) if state.lowered_from else state.config
-
-
 def lowered(config: SchedulerConfig, limits: tuple[int, int] | None) -> SchedulerConfig:
     """The configuration with the first of a snapshot's `limits`: the tokens of a step, and those before the shortage."""
     return replace(config, max_num_batched_tokens=limits[0]) if limits else config

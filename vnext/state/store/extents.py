@@ -66,28 +66,23 @@ def write(extents: Extents, places: np.ndarray | slice, values: np.ndarray) -> E
     return Extents(arena, extents.used, arena.version)
 
 
-def reserve(extents: Extents, size: int) -> tuple[Extents, int]:
-    """Hand out `size` places, which must fit (see `compact`)."""
-    assert extents.used + size <= extents.capacity, "places are handed out that the arena does not have"
-    return own(extents, size), extents.used
-
-
 def append(extents: Extents, values: np.ndarray) -> Extents:
     """Hand out the next places, which must fit, and write `values` there."""
-    assert extents.used + len(values) <= extents.capacity, "places are handed out that the arena does not have"
     owned = own(extents, len(values))
     owned.arena.data[extents.used : owned.used] = values
     return owned
 
 
 def own(extents: Extents, more: int = 0) -> Extents:
-    """A new version, with `more` places handed out, whose arena the caller may append to without `write`, under the same rule: two
-    futures of one state never hand out the same places of one arena."""
+    """A new version, with `more` places handed out, which must fit (see `compact`), whose arena the caller may append to without
+    `write`, under the same rule: two futures of one state never hand out the same places of one arena."""
+    used = extents.used + more
+    assert used <= extents.capacity, "places are handed out that the arena does not have"
     arena = extents.arena
     if extents.version != arena.version:
         arena = Arena(arena.data.copy())
     arena.version += 1
-    return Extents(arena, extents.used + more, arena.version)
+    return Extents(arena, used, arena.version)
 
 
 def compact(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndarray, extra: int) -> tuple[Extents, np.ndarray]:
@@ -110,7 +105,6 @@ def move(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndarray
     """
     starts = extents.used + np.cumsum(sizes) - sizes
     moved = own(extents, int(sizes.sum()))
-    assert moved.used <= extents.capacity, "places are handed out that the arena does not have"
     _copy(extents.arena.data, at, moved.arena.data, starts, counts)
     return moved, starts
 

@@ -39,8 +39,19 @@ from vnext.state.store.fields import (
 )
 
 
+class Line:
+    """One line of a matrix of the struct that has it, as an attribute: a view over all columns, not to be written."""
+
+    def __init__(self, matrix: str, place: int) -> None:
+        self._matrix, self._place = matrix, place
+
+    def __get__(self, owner: object, kind: type) -> np.ndarray:
+        line: np.ndarray = getattr(owner, self._matrix)[self._place]
+        return line
+
+
 class Rows(msgspec.Struct, frozen=True):
-    """`cells` is int64[FIELD_COUNT, R]. Each property is one field over all rows: a view, not to be written.
+    """`cells` is int64[FIELD_COUNT, R], of which each Line is one field.
 
     `drafting` int64[2, R] has the fields of vnext/state/drafting.py; None without speculation.
     `recurrent` int64[5, R] has those of vnext/state/recurrent.py; None without recurrent layers.
@@ -53,70 +64,32 @@ class Rows(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return self.cells.shape[1]
 
-    @property
-    def id(self) -> np.ndarray:
-        return self.cells[ID]
-
-    @property
-    def known(self) -> np.ndarray:
-        """Tokens whose ids are part of the state."""
-        return self.cells[KNOWN]
-
-    @property
-    def computed(self) -> np.ndarray:
-        """Tokens that are in the cache once all planned steps have run."""
-        return self.cells[COMPUTED]
+    id = Line("cells", ID)
+    known = Line("cells", KNOWN)
+    """Tokens whose ids are part of the state."""
+    computed = Line("cells", COMPUTED)
+    """Tokens that are in the cache once all planned steps have run."""
+    placeholders = Line("cells", PLACEHOLDERS)
+    """Tokens that steps in flight will have sampled."""
+    limit = Line("cells", LIMIT)
+    """The number of known tokens at which the request ends."""
+    blocks = Line("cells", BLOCKS)
+    hashed_blocks = Line("cells", HASHED_BLOCKS)
+    """The number of leading blocks that are full and hashed."""
+    prompt = Line("cells", PROMPT)
+    cached = Line("cells", CACHED)
+    """Prompt tokens that the prefix cache had when the request was first admitted."""
+    preemption_count = Line("cells", PREEMPTION_COUNT)
+    """The number of times this request was preempted. Results of steps planned before its last preemption are dropped."""
+    table_hash = Line("cells", TABLE_HASH)
+    """The hash of the block table that digests read: the bits of a 64-bit sum."""
+    tokens_at = Line("cells", TOKENS_AT)
+    table_at = Line("cells", TABLE_AT)
 
     @property
     def computed_at_least(self) -> np.ndarray:
         """Tokens that are in the cache once all planned steps have run, even if no draft in flight is kept."""
         return self.computed if self.drafting is None else self.computed - self.drafting[TENTATIVE]
-
-    @property
-    def placeholders(self) -> np.ndarray:
-        """Tokens that steps in flight will have sampled."""
-        return self.cells[PLACEHOLDERS]
-
-    @property
-    def limit(self) -> np.ndarray:
-        """The number of known tokens at which the request ends."""
-        return self.cells[LIMIT]
-
-    @property
-    def blocks(self) -> np.ndarray:
-        return self.cells[BLOCKS]
-
-    @property
-    def hashed_blocks(self) -> np.ndarray:
-        """The number of leading blocks that are full and hashed."""
-        return self.cells[HASHED_BLOCKS]
-
-    @property
-    def prompt(self) -> np.ndarray:
-        return self.cells[PROMPT]
-
-    @property
-    def cached(self) -> np.ndarray:
-        """Prompt tokens that the prefix cache had when the request was first admitted."""
-        return self.cells[CACHED]
-
-    @property
-    def preemption_count(self) -> np.ndarray:
-        """The number of times this request was preempted. Results of steps planned before its last preemption are dropped."""
-        return self.cells[PREEMPTION_COUNT]
-
-    @property
-    def table_hash(self) -> np.ndarray:
-        """The hash of the block table that digests read: the bits of a 64-bit sum."""
-        return self.cells[TABLE_HASH]
-
-    @property
-    def tokens_at(self) -> np.ndarray:
-        return self.cells[TOKENS_AT]
-
-    @property
-    def table_at(self) -> np.ndarray:
-        return self.cells[TABLE_AT]
 
     def block_hash(self, row: int) -> bytes:
         """The hash of the last hashed block of one row (16 bytes)."""
