@@ -43,7 +43,7 @@ def until(is_so: Callable[[], Any]) -> Any:
 class LocalTwin:
     """The ranks of a host, by hand."""
 
-    while_full, has_ended, has_results, stall_count, stall_seconds = staticmethod(lambda: None), True, False, 0, 0.0
+    while_full, has_ended, has_results, stalls = staticmethod(lambda: None), True, False, (0, 0.0)
 
     def __init__(self, *made: Any) -> None:
         self.made, self.did, self.ready, self.came = made, [], None, []

@@ -77,13 +77,7 @@ class ToyExecutor:
     def has_results(self) -> bool:
         return bool(self._ready)
 
-    @property
-    def stall_count(self) -> int:
-        return 0
-
-    @property
-    def stall_seconds(self) -> float:
-        return 0.0
+    stalls = 0, 0.0
 
     def stop(self, grace_s: float = 0.0) -> None:
         self.has_ended = True

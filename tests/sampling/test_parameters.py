@@ -24,7 +24,8 @@ from vnext.runtime.protocol.sampling_params import (
     validate,
 )
 from vnext.sampling.inputs import Penalties, SamplingInputs
-from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody, sampling_params
+from vnext.server.call import sampling_params
+from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody
 from vnext.state.params import (
     CHOOSING,
     DEFAULTS,

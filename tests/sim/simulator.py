@@ -44,8 +44,7 @@ from vnext.state.events import (
 from vnext.state.facilities.table import illegal
 from vnext.state.feasibility import refusal
 from vnext.state.outputs import Output
-from vnext.state.samples import still_owed
-from vnext.state.state import State
+from vnext.state.state import State, still_owed
 
 STEP_US, TOKEN_US, RETRY_US, LOAD_US, RESUME_US = 50, 10, 2_000, 300, 200
 STEPS_PER_TOKEN_MAX, STEPS_PER_TOKEN_MAX_ON_A_WHIM = 20, 200

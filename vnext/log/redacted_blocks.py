@@ -37,19 +37,15 @@ class Roots(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """A request that left its row: its real root hash, the label of the `weights`, its known tokens (int32 bytes) and its pages
-    (int32[n])."""
+    """A request that left its row: its real root hash, the label of the `weights`, its known tokens (int32 bytes), its pages
+    (int32[n]), and its memory, in tokens (`cost`)."""
 
     roots: Roots
     root: bytes
     weights: str
     tokens: bytes
     blocks: np.ndarray
-
-    @property
-    def cost(self) -> int:
-        """Its memory, in tokens."""
-        return len(self.tokens) // 4 + LEFT_OVERHEAD_TOKENS
+    cost: int
 
 
 class RedactedBlocks:
@@ -72,8 +68,9 @@ class RedactedBlocks:
         """This row is about to end or to be preempted; its pages stay in the cache for a while."""
         if not self._naming:
             return
-        root = root_of(state, state.requests[int(state.rows.id[row])])
-        left = _Left(roots, root, label_of(state.weights), row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
+        root, tokens = root_of(state, state.requests[int(state.rows.id[row])]), row_tokens(state, row)
+        cost = len(tokens) + LEFT_OVERHEAD_TOKENS
+        left = _Left(roots, root, label_of(state.weights), tokens.tobytes(), row_blocks(state, row).copy(), cost)
         self._owner[left.blocks] = self._left_count
         self._left[self._left_count] = left
         self._left_count += 1

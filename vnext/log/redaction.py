@@ -33,6 +33,7 @@ from vnext.state.events import (
     StepCommitted,
     generated_by,
     pack_tokens,
+    plan_of,
     unpack_tokens,
 )
 from vnext.state.facilities.tier import names_in
@@ -69,12 +70,13 @@ class Redactor:
 
     def redact(self, before: State, event: AnyEvent, matched: MatchedSamples | None = None) -> AnyEvent:
         """The redacted event. `before` is the state in which it is folded; `matched` comes from `fold`, if it was kept."""
+        if (plan := plan_of(event)) is not None and not plan.preempted:
+            return event
         match event:
             case StepCommitted():
                 return self._committed(before, event, matched or match_samples(before, event))
             case RequestArrived():
-                self._sweep(before)
-                return self._arrived(event)
+                return self._arrived(before, event)
             case PromotionEnded():
                 return self._end_promotion(before, event)
             case BlocksPromoted():
@@ -236,20 +238,18 @@ class Redactor:
             if 0 <= row < len(state.rows):
                 self._redacted_blocks.leave(state, row, self._roots_of(int(state.rows.id[row])))
 
-    def _sweep(self, state: State) -> None:
-        """Occasionally forget requests that have ended, so that as many arrivals share the cost."""
-        if len(self._open_blocks) >= 2 * len(state.requests) + SWEEP_MIN:
-            gone = [id_ for id_ in self._open_blocks.ids() if id_ not in state.requests]
+    def _arrived(self, before: State, event: RequestArrived) -> RequestArrived:
+        """Occasionally forgets requests that have ended, so that as many arrivals share the cost."""
+        if len(self._open_blocks) >= 2 * len(before.requests) + SWEEP_MIN:
+            gone = [id_ for id_ in self._open_blocks.ids() if id_ not in before.requests]
             self._open_blocks.forget(gone)
             for id_ in gone:
                 self._salted.pop(id_, None)
-
-    def _arrived(self, event: RequestArrived) -> RequestArrived:
-        roots = self._no_salt
-        adapter = event.sampling.adapter
-        salt = root_hash(event.cache_salt, self._block_size, adapter).hex() if event.cache_salt or adapter else ""
-        if salt:
-            roots = self._salted[event.id] = self._roots(salt, adapter)
+        roots, label, adapter = self._no_salt, "", event.sampling.adapter
+        if event.cache_salt or adapter:
+            salt = root_hash(event.cache_salt, self._block_size, adapter).hex()
+            roots, label = self._roots(salt, adapter), pseudonyms.salt_label(self._key, salt)
+            self._salted[event.id] = roots
         tokens = self._pseudonyms_of_arrival(event.id, roots.secret, event.prompt + generated_by(event))
         end = len(event.prompt)
         return msgspec.structs.replace(
@@ -258,7 +258,7 @@ class Redactor:
             prompt=tokens[:end],
             generated=tokens[end:],
             sampling=redact_sampling(event.sampling, self._base),
-            cache_salt=pseudonyms.salt_label(self._key, salt),
+            cache_salt=label,
             client=pseudonyms.client_label(self._key, event.client),
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, dtype_name, is_dense, torch_dtype
+from vnext.kernels.arrays import Array, address, dense, dtype_name, is_dense, torch_dtype
 from vnext.state.params import DEFAULTS, ROW_DTYPES
 
 if TYPE_CHECKING:
@@ -143,15 +143,16 @@ class SamplingInputs(NamedTuple):
 
     def columns(self) -> tuple[Array, ...]:
         """The rows' columns in the order of ROW_DTYPES, as kernels take them: contiguous, with defaults in place of None."""
-        return tuple(self._column(name) for name in ROW_DTYPES)
-
-    def _column(self, name: str) -> Array:
-        column = getattr(self, name)
-        if column is not None:
-            return column if is_dense(column) else column.copy() if isinstance(column, np.ndarray) else column.contiguous()
-        if isinstance(self.temperature, np.ndarray):
-            return np.full(self.temperature.shape, DEFAULTS[name], dtype=ROW_DTYPES[name])
-        return self.temperature.new_full(self.temperature.shape, DEFAULTS[name], dtype=torch_dtype(ROW_DTYPES[name]))
+        found, like = list[Array](), self.temperature
+        for name, dtype in ROW_DTYPES.items():
+            column: Array | None = getattr(self, name)
+            if column is not None:
+                found.append(column if is_dense(column) else dense(column))
+            elif isinstance(like, np.ndarray):
+                found.append(np.full(like.shape, DEFAULTS[name], dtype=dtype))
+            else:
+                found.append(like.new_full(like.shape, DEFAULTS[name], dtype=torch_dtype(dtype)))
+        return tuple(found)
 
 
 class RowTables(NamedTuple):

@@ -18,9 +18,8 @@ from vnext.state.expected import Work, expected_work, in_turn
 from vnext.state.facilities.tier import transferring
 from vnext.state.facilities.weights import has_begun
 from vnext.state.fold_plan import planned_work
-from vnext.state.preempt import without_rows
 from vnext.state.state import State
-from vnext.state.store.rows import Rows, wants
+from vnext.state.store.rows import Rows, wants, without_rows
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work, in_turn
 from vnext.state.recurrent import cut
 from vnext.state.state import State, blocks_for
-from vnext.state.store.rows import kept_rows, wants
+from vnext.state.store.rows import wants, without_rows
 from vnext.state.windows import row_blocks
 
 
@@ -63,7 +63,7 @@ def make_room(state: State) -> StepPlanned | None:
         room = _served(state, np.ones_like(turn))
     if not room.tokens.any():
         return None
-    rest = replace(state, rows=kept_rows(state.rows, room.runs))
+    rest = replace(state, rows=without_rows(state.rows, np.flatnonzero(~room.runs).tolist()))
     tokens = room.tokens[room.runs]
     differs = np.flatnonzero(tokens != expected_work(rest, drafts=False).tokens).tolist()
     changed = tuple((row, int(tokens[row])) for row in differs)

@@ -87,7 +87,12 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
         entries, asks = entries[:, :made].copy(), asks[:made]
     drafts = None if scheduled.drafts is None else np.zeros(made, np.int64)
     next_step = StepInFlight(state.planned, entries, asks, total, drafts)
-    reached = _reached(state, event, Rows(out, state.rows.drafting), next_step, pool, tables)
+    counters = replace(state.counters, generated_tokens=state.counters.generated_tokens + len(sampled))
+    reached = replace(
+        state, sequence=state.sequence + 2, planned=state.planned + 1, committed=state.committed + 1, pool=pool, tables=tables,
+        rows=Rows(out, state.rows.drafting), tokens=extents.own(state.tokens), in_flight=(*state.in_flight[1:], next_step),
+        counters=counters, token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
+    )  # fmt: skip
     return reached, work[0, : len(sampled)], sampled
 
 
@@ -120,19 +125,6 @@ def _paged(
     if len(taken):
         pool, tables = pools.taken(pool, taken, head), extents.own(tables)
     return pools.insert_hashes(pool, planned) if planned else pool, tables
-
-
-def _reached(
-    state: State, event: StepCommitted, rows: Rows, next_step: StepInFlight, pool: pools.Pool, tables: extents.Extents
-) -> State:
-    """The state after both events."""
-    counters = state.counters
-    return replace(
-        state, sequence=state.sequence + 2, planned=state.planned + 1, committed=state.committed + 1, rows=rows,
-        tokens=extents.own(state.tokens), tables=tables, pool=pool, in_flight=(*state.in_flight[1:], next_step),
-        counters=replace(counters, generated_tokens=counters.generated_tokens + len(event.tokens) // 4),
-        token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
 from vnext.server.context.identity import INPUTS_HEADER, TICKET_HEADER, answer_id, client_of, identify
-from vnext.server.context.openai_types import NO_USAGE, GenerationBody, UsageShown
+from vnext.server.context.openai_types import NO_USAGE, GenerationBody, SamplingFields, UsageShown
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
 from vnext.server.http.event_ids import HEADER, LastEvent, last_event
@@ -32,6 +32,8 @@ from vnext.state.params import Constraint
 
 PRIORITY_MAX = 2**31 - 1
 CACHE_SALT_CHARACTERS_MAX = 256
+SHARED_FIELDS = SamplingFields.__struct_fields__
+_shared = attrgetter(*SHARED_FIELDS)
 
 Check = Callable[[Any, ServerContext], None]
 """Of a field that a body gives. Raises InvalidRequest."""
@@ -93,6 +95,12 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
         id_ = f"{kind}-{last.origin.answer}"
         created_s, seed, names = last.origin.created_s, last.origin.seed, f"{id_}-{secrets.token_hex(4)}"
     return Call(request, context, body, client, started_s, id_, created_s, names, seed, last, ticket, inputs_ticket)
+
+
+def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:
+    """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
+    given = {name: value for name, value in zip(SHARED_FIELDS, _shared(body)) if value is not None}
+    return UncheckedParams(**(defaults | given))
 
 
 def _ticket(request: web.Request, name: str) -> str:

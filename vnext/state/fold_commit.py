@@ -19,14 +19,14 @@ from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens
 from vnext.state.pool import longest_prefix
-from vnext.state.preempt import release_row, row_tokens, without_rows
+from vnext.state.preempt import release_row, row_tokens
 from vnext.state.recurrent import name_snapshots, with_pin, with_pins_of_blocks, with_snapshot
 from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.clients import left_batch
 from vnext.state.store.drafts_numpy import places_in_runs, up_to_first
 from vnext.state.store.pins import ends_of
-from vnext.state.store.rows import Rows, find_rows
+from vnext.state.store.rows import Rows, find_rows, without_rows
 from vnext.state.windows import NULL, give_back, longest_hit
 
 Ending = Literal["finished", "aborted"]

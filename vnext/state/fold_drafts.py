@@ -13,8 +13,7 @@ import numpy as np
 from vnext.state.errors import require
 from vnext.state.events import StepCommitted
 from vnext.state.recurrent import without_untrue
-from vnext.state.samples import runs_in
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, runs_in
 from vnext.state.store import columns, fields
 from vnext.state.store.drafts_numpy import places_in_runs
 from vnext.state.store.rows import Rows, find_rows

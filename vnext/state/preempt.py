@@ -13,7 +13,7 @@ from vnext.state.errors import require
 from vnext.state.state import State, Waiting, label_of
 from vnext.state.store import clients, extents
 from vnext.state.store.fields import LIVE, NEWEST, SPARE
-from vnext.state.store.rows import Rows, kept_rows
+from vnext.state.store.rows import without_rows
 from vnext.state.waiting_queue import enqueue, entry_of
 from vnext.state.windows import row_blocks
 
@@ -53,9 +53,3 @@ def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
 def row_tokens(state: State, row: int) -> np.ndarray:
     """The known tokens of one row (int32[known], read-only)."""
     return extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
-
-
-def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
-    keep = np.ones(len(rows), dtype=bool)
-    keep[list(gone)] = False
-    return kept_rows(rows, keep)

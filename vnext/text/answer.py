@@ -89,7 +89,10 @@ class Answer:
                 texts.append(text if scanner is None or self.token_count <= self._min_tokens else scanner.push(text))
         if scanner is None or scanner.found is None:
             self.token_count += hidden
-            texts.append(self._end() if output.finish else "")
+            if output.finish:
+                rest = self._detokenizer.finish()
+                self.length += len(rest)
+                texts.append(rest if scanner is None else scanner.push(rest) + scanner.finish())
         found = None if scanner is None else scanner.found
         taken = tokens if found is None else shown[: len(offsets)]
         self.cumulative_logprob += sum(each.logprob for each in output.logprobs[: len(taken)])
@@ -104,11 +107,6 @@ class Answer:
             stop_reason=found or (output.stop_token if output.stop_token in self._params.stop_token_ids else None),
             length=self.length,
         )
-
-    def _end(self) -> str:
-        rest = self._detokenizer.finish()
-        self.length += len(rest)
-        return rest if self.scanner is None else self.scanner.push(rest) + self.scanner.finish()
 
 
 # ---- stop strings ------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from vnext.state.config import Speculation
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.feasibility import refusal
 from vnext.state.reduce import reduce, start
-from vnext.state.samples import sample_points
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, sample_points
 
 
 def as_computed(state: State, sampled: Sampled, drafter: Drafter) -> tuple[State, dict[int, list[int]]]:

@@ -148,7 +148,7 @@ def test_ranks_that_match_a_grammar_otherwise_are_named(make_bench) -> None:  # 
     def take(batch: PersistentBatch) -> None:
         masks = batch._sampling.masks
         masks.wait()
-        masks._advance([(place, made, (9,)) for place, made in masks._matchers.items()])
+        masks._advance([(place, made, (9,)) for place, made in masks.matchers.items()])
 
     constraint = Constraint(reasoning_end=(9,), reasoning_max=1)  # which ranks that draw nothing never reach
     message = rf"rank 1 has drifted: its batch digest differs at step {SPOILT_STEP} \(forbidden tokens\)"

@@ -8,8 +8,7 @@ import pytest
 from core_drive import Engine
 
 from vnext.runtime.client.client import engine_decoder
-from vnext.runtime.engine.owners import Owners
-from vnext.runtime.engine.request_outputs import to_client
+from vnext.runtime.engine.owners import Owners, to_client
 from vnext.runtime.protocol.messages import Outputs, RequestOutput, encoder
 from vnext.state.events import RequestAborted, StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.fold_commit import match_samples

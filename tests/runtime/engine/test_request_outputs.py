@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from vnext.runtime.engine.request_outputs import ClientNews
+from vnext.runtime.engine.owners import ClientNews
 from vnext.state.outputs import Output
 
 

@@ -68,7 +68,7 @@ def test_masked_steps_give_the_tokens_of_the_plain_rank(runner: ModelRunner, cha
 
 def take_from_anyone(self: RowMasks, rows: list[Any], tokens: Any) -> None:
     """A bug: a row's token goes to whoever has the row by now."""
-    own = [row._replace(matcher=self._matchers[row.place]) for row in rows if row.place in self._matchers]
+    own = [row._replace(matcher=self.matchers[row.place]) for row in rows if row.place in self.matchers]
     self._work.append(self._thread.submit(self._advance, [(row.place, row.matcher, (int(tokens[row.at]),)) for row in own]))
 
 

@@ -19,7 +19,8 @@ from fake_engine import wait_until
 
 from vnext.runtime.client.connection import BYTES_A_TURN, MESSAGES_A_TURN, Connection
 from vnext.server.answers.writing import ChunkWriter
-from vnext.server.http.starts import STARTS_A_TURN, Starts, unhurried
+from vnext.server.http.middleware import STARTS_A_TURN, Starts
+from vnext.server.http.streaming import unhurried
 from vnext.server.views.embeddings import NUMBERS_A_TURN, written
 
 FILE_BYTES = 2**20

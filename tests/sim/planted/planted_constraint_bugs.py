@@ -49,8 +49,8 @@ CONSTRAINT_BUGS = [
 
 NOTICED, COPIED = "elif grammar.is_error():", "None if self._grammar is None else self._grammar.deep_copy()"
 FAILING_BUGS = [
-    bug("a failure ends a request that has given way", "state.samples", "running.get(id_) == preemptions", "id_ in state.requests", "was answered"),
-    bug("a failed constraint ends no request", "state.samples", "running.get(id_) == preemptions", "False", "was answered"),
+    bug("a failure ends a request that has given way", "state.state", "running.get(id_) == preemptions", "id_ in state.requests", "was answered"),
+    bug("a failed constraint ends no request", "state.state", "running.get(id_) == preemptions", "False", "was answered"),
     bug("a grammar without fuel goes on", FOLD, NOTICED, "elif False:", "was answered", "G1", "G2"),
     bug("a failure is forgotten", FOLD, "        if self.error:\n            mask[:]", "        if self.error:\n            self.error = ''\n            mask[:]", "was answered"),
     Bug(name="one rank does not notice a failure", one_rank=(Edit(FOLD, NOTICED, "elif False:"),), found_by=("G3",)),

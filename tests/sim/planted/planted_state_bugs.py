@@ -144,8 +144,8 @@ SHARING = [
     bug(
         "an array forgets what an older version was",
         "state.store.versions",
-        "self._succeeded_by(newer, (places, values))",
-        "self._succeeded_by(newer, (places, values * 0))",
+        "self, (places, values))",
+        "self, (places, values * 0))",
         "M1",
     ),
     bug(
@@ -158,8 +158,8 @@ SHARING = [
     bug(
         "an older version of an array is overwritten",
         "state.store.versions",
-        "self._store, self._undo, self._next = None, undo, newer",
-        "self._store, self._undo, self._next = self._store, undo, newer",
+        "older._store, older._undo, older._next = None, undo, self",
+        "older._store, older._undo, older._next = older._store, undo, self",
         "M1",
     ),
 ]

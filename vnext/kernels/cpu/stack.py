@@ -293,14 +293,13 @@ def run(
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         *map(address_or_0, last_norm), step.plan.handle, tokens, stack.hidden, rotated, *numbers,
         address_or_0(angles.cosine), address_or_0(angles.sine), step.slots.data_ptr(), step.sample_at.data_ptr(), samples,
-        residual.data_ptr(), found.data_ptr(), *aux_numbers(aux), address_or_0(angles.query_factors),
+        residual.data_ptr(), found.data_ptr(), *((0, 0, 0) if aux is None else aux_numbers(aux)),
+        address_or_0(angles.query_factors),
     )  # fmt: skip
     return found
 
 
-def aux_numbers(aux: AuxStates | None) -> tuple[int, int, int]:
+def aux_numbers(aux: AuxStates) -> tuple[int, int, int]:
     """The addresses of the layers and of the states, and between them how many layers there are."""
-    if aux is None:
-        return 0, 0, 0
     assert isinstance(aux.layers, np.ndarray), "the kernel reads them where they are"
     return aux.layers.ctypes.data, len(aux.layers), address(aux.states)

@@ -1,7 +1,8 @@
 """A decoder's whole step in one call of the compiled module: token ids in, tokens sampled out.
 
 Owns the description of the model, made once, and that of a step, kept while the same arrays come again: a steady step then
-touches a handful of objects, which matters because the weights push everything else out of the caches between two steps.
+touches a handful of objects, which matters because the weights push everything else out of the caches between two steps. Both are
+passed to the module by their addresses (models/layers/whole_step.py).
 Every bit is that of the separate calls, which serve wherever this cannot.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, address_or_0, strides_of
 from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import agree_on_struct, kernels
+from vnext.kernels.cpu.native import agree_on_struct
 from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, AuxStates, Caches, Stack, aux_numbers
 
@@ -210,26 +211,8 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
     arrays_at = map(address, dense)
     states_at = (0, 0, 0) if states is None else tuple(map(address_or_0, states))
-    behind = (*aux_numbers(aux), address_or_0(groups), address_or_0(hidden), *states_at, tokens.ctypes.data)
+    aux_at = (0, 0, 0) if aux is None else aux_numbers(aux)
+    behind = (*aux_at, address_or_0(groups), address_or_0(hidden), *states_at, tokens.ctypes.data)
     addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *behind)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
-
-
-def run(model: DescribedModel, step: DescribedStep) -> bool:
-    """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
-    `sample`, one with `hidden` not at all. False, with nothing done, where a position is beyond the angles. Raises what the
-    functions of `ranks` raise."""
-    done: bool = kernels.run_step(model.address, step.address)
-    return done
-
-
-def sample(model: DescribedModel, step: DescribedStep) -> None:
-    """Apply the masks of the step that ran last; `step.tokens` takes what is sampled."""
-    kernels.sample_step(model.address, step.address)
-
-
-def logits(model: DescribedModel, hidden: np.ndarray, found: np.ndarray) -> None:
-    """Those of normed states [S, hidden], dense and of the stack's dtype, into `found`: dense, float32 [S, all ranks' head rows].
-    Raises as `run`."""
-    kernels.step_logits(model.address, hidden.ctypes.data, len(hidden), found.ctypes.data)

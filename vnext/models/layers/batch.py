@@ -108,11 +108,6 @@ class ForwardBatch(NamedTuple):
     turning: Array | None = None
     deep: tuple[tuple[slice, Array], ...] = ()
 
-    @property
-    def places(self) -> Array:
-        """By which heads turn."""
-        return self.positions if self.turning is None else self.turning
-
 
 def host_batch(batch: ForwardBatch) -> HostBatch:
     """The batch's host copies, made now if it brought none."""

@@ -159,13 +159,13 @@ def layer_steps(
     local_frequencies: torch.Tensor | None = None,
 ) -> tuple[Step, ...]:
     """Each layer's step, made once for all layers. `local_frequencies`: those of layers with a window, if others."""
-    chosen = operations(batch.token_ids.device.type)
+    chosen, places = operations(batch.token_ids.device.type), batch.positions if batch.turning is None else batch.turning
     groups, prepared = kv_groups(config), batch.attention
     if prepared is not None and prepared.attend is not None:
         chosen = chosen._replace(paged_attention=prepared.attend)
     if batch.adapted is not None:
         chosen = batch.adapted(chosen)
-    cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.places, frequencies, config.rope)
+    cosine, sine = (None, None) if frequencies is None else rotary_angles(places, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     growth, rows = config.form.query_growth, state_rows(batch)
     factors = growth and as_tensor(query_factors(batch.positions, growth, isinstance(frequencies, np.ndarray)))[:, None]

@@ -15,7 +15,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, host_dtype, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
 from vnext.kernels.cpu.experts import Described
-from vnext.kernels.cpu.native import KINDS, Kind
+from vnext.kernels.cpu.native import KINDS, Kind, kernels
 from vnext.kernels.cpu.packed import Packed
 from vnext.kernels.cpu.stack import Angles
 from vnext.models.config.model_config import ModelConfig
@@ -80,7 +80,7 @@ class WholeStep:
         step = self._run(batch, sampling)
         if sampling.allowed:
             sampling.allowed.wait()
-            kernel.sample(self._described, step)
+            kernels.sample_step(self._described.address, step.address)
         return step.tokens
 
     def hidden(self, batch: ForwardBatch) -> np.ndarray:
@@ -96,18 +96,19 @@ class WholeStep:
         room = self._room if size <= len(self._room) else np.empty(size, np.float32)
         if size <= LOGITS_MAX:
             self._room = room
-        found = room[:size].reshape(-1, width)
-        kernel.logits(self._described, np.ascontiguousarray(hidden), found)
+        found, states = room[:size].reshape(-1, width), np.ascontiguousarray(hidden)
+        kernels.step_logits(self._described.address, states.ctypes.data, len(states), found.ctypes.data)
         return found[:, : self._model.vocab_size]
 
     def _run(self, batch: ForwardBatch, sampling: Sampled | None) -> kernel.DescribedStep:
-        """Computes a step as far as it goes without masks."""
+        """Computes a step as far as it goes without masks: the caches take its keys and values, `tokens` what is sampled; one with
+        `hidden` is not sampled. Raises what the functions of StepRanks raise."""
         parts = self._adapted.parts(batch) if self._adapted else None
         if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             self._step = self._described_step(batch, sampling, parts)
             self._batch, self._sampling, self._parts = batch, sampling, parts
-        while not kernel.run(self._described, self._step):
-            self._described = self._with_angles(2 * (int(batch.places.max()) + 1))
+        while not kernels.run_step(self._described.address, self._step.address):  # a position is beyond the angles
+            self._described = self._with_angles(2 * (int(self._step.kept[0].positions.max()) + 1))
         return self._step
 
     def _described_step(self, batch: ForwardBatch, sampling: Sampled | None, parts: StackParts | None) -> kernel.DescribedStep:
@@ -115,7 +116,8 @@ class WholeStep:
         groups = [(address(slots), address(table), strides_of(table)[0]) for slots, table in batch.groups]
         assert 1 + len(groups) == len(self._model.kv_head_counts), "a batch of other groups of layers"
         given: dict[str, Any] = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
-        given |= {"groups": np.array(groups, dtype=np.int64) if groups else None, "positions": batch.places}
+        places = batch.positions if batch.turning is None else batch.turning
+        given |= {"groups": np.array(groups, dtype=np.int64) if groups else None, "positions": places}
         given["states"] = batch.recurrent and tuple(batch.recurrent[1:])
         count = len(batch.sample_at)
         if sampling is not None:

@@ -20,8 +20,7 @@ from vnext.replay.execution.recorded import RecordedStep, Reported, Selection, W
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.model_of_log import KeptAt
 from vnext.replay.rerun.numerics import CannotRun, Ground, Numerics, changed, grounds, recorded_numerics
-from vnext.state.samples import sample_points
-from vnext.state.state import Weights
+from vnext.state.state import Weights, sample_points
 
 if TYPE_CHECKING:
     import torch

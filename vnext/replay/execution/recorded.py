@@ -31,8 +31,7 @@ from vnext.state.events import (
 )
 from vnext.state.outputs import outputs
 from vnext.state.preempt import row_tokens
-from vnext.state.samples import runs_in, with_kept_drafts
-from vnext.state.state import Request, State
+from vnext.state.state import Request, State, runs_in, with_kept_drafts
 from vnext.state.store.inputs import has_inputs, inputs_in
 
 

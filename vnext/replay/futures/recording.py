@@ -35,8 +35,7 @@ from vnext.state.events import (
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
-from vnext.state.samples import runs_in
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, runs_in
 from vnext.state.traits import everyone_leaves
 
 KIND_MIN = 10

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from vnext.sampling.sampling import report
-from vnext.state.samples import sample_points
-from vnext.state.state import State
+from vnext.state.state import State, sample_points
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,7 @@ from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
 from vnext.state.config import SchedulerConfig
-from vnext.state.samples import SamplePoints, sample_points
-from vnext.state.state import State, StepInFlight, blocks_for
+from vnext.state.state import SamplePoints, State, StepInFlight, blocks_for, sample_points
 from vnext.state.store import extents
 from vnext.state.store.fields import DIGEST_WORDS, LIVE
 from vnext.state.store.inputs import inputs_in
@@ -48,6 +47,7 @@ class PersistentBatch(BatchRows):
         super().__init__(config, SamplingColumns(config, vocab_size, vocabulary))
         self._sampled: dict[int, np.ndarray] = {}  # the rows that steps sample, until their tokens are taken
         self._newest = self._places  # those of the newest step
+        self.masks = self._sampling.masks
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
         self._drafts = draft_rows(config, self._sampling.masks, model_drafts)
@@ -75,16 +75,14 @@ class PersistentBatch(BatchRows):
         forward = self._forward(state, scheduled, rows, places, ends, points)
         prompts = prompt_inputs(self._prompts, scheduled, places, forward.query_starts) if self._prompts else None
         inputs = StepInputs(forward, sampling, logprobs, prompts, scheduled.copies)
-        may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
+        # The next decode can advance these arrays if there is one group of layers that attend, no row is below its minimum length,
+        # and none begins with empty states.
+        decodes = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._config.group_count == 1
+        may_stay = decodes and sampling is not None and sampling.banned is None
+        if may_stay and forward.recurrent is not None:
+            may_stay = not forward.recurrent.fresh.any()
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
         return inputs
-
-    def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these arrays: of one group of layers that attend, no row is below its minimum length,
-        and none begins with empty states."""
-        recurrent = inputs.forward.recurrent
-        is_plain = self._config.group_count == 1 and inputs.sampling is not None and inputs.sampling.banned is None
-        return is_plain and (recurrent is None or not recurrent.fresh.any())
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
         """Keep a step's samples (int64[S]): the next step may need them before they are committed. Steps come in their order.
@@ -116,7 +114,7 @@ class PersistentBatch(BatchRows):
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
-        masks = self._sampling.masks
+        masks = self.masks
         rows = masks.of(self._newest)
         return failed_requests(scheduled.ids[scheduled.samples], masks.failed(rows)) if rows else ()
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
-from vnext.runtime.batch.prompts import wants_of_prompt
 from vnext.runtime.batch.turning import Turning
 from vnext.state.config import SchedulerConfig
+from vnext.state.params import NO_LOGPROBS, NO_POOLING
 from vnext.state.preempt import row_tokens
 from vnext.state.state import Request, State, StepInFlight, blocks_for
 from vnext.state.store import extents
@@ -144,7 +144,7 @@ class BatchRows:
                 request = state.requests[pair[0]]
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
-                if wants_of_prompt(request.sampling):
+                if request.sampling.prompt_logprobs != NO_LOGPROBS or request.sampling.pooling != NO_POOLING:
                     self._prompts[place] = request
                 if self._turning is not None:
                     self._turning.join(place, request.prompt)

@@ -15,8 +15,7 @@ import numpy as np
 from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
 from vnext.sampling.drafters.drafter import Drafter, RowDrafter, drafter_of
 from vnext.state.config import SchedulerConfig
-from vnext.state.samples import SamplePoints
-from vnext.state.state import Request, StepInFlight
+from vnext.state.state import Request, SamplePoints, StepInFlight
 
 SPARE = 256
 NO_DRAFTS = np.empty(0, dtype=np.int32)

@@ -19,8 +19,7 @@ from vnext.runtime.batch.turning import Turning
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.params import CHOOSING, IN_PROMPT, PARAMETERS, PENALTIES, Sampling, is_penalised
-from vnext.state.samples import runs_in, sample_points
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, runs_in, sample_points
 from vnext.state.store import extents
 from vnext.state.store.rows import find_rows
 

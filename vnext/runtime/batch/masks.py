@@ -41,12 +41,13 @@ T = TypeVar("T")
 
 
 class RowMasks:
-    """The masks of at most `row_count` rows, and of `drafts_max` drafts of each. All methods are for one thread."""
+    """The masks of at most `row_count` rows, and of `drafts_max` drafts of each: those with `matchers`. All methods are for one
+    thread."""
 
     def __init__(self, row_count: int, vocabulary: Vocabulary | None, drafts_max: int = 0) -> None:
         """Without a `vocabulary` no request with a constraint may join."""
         self._row_count, self._vocabulary, self._drafts_max = row_count, vocabulary, drafts_max
-        self._matchers: dict[int, Future[Matcher]] = {}
+        self.matchers: dict[int, Future[Matcher]] = {}
         self._forced: dict[int, Future[dict[int, list[int]]]] = {}
         self._followed: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
@@ -58,28 +59,26 @@ class RowMasks:
         assert self._vocabulary is not None and self._masks.size, "constraints need the checkpoint's vocabulary"
         if first := first_of(constraint, self._vocabulary.size):
             self._firsts[place] = first
-        self._matchers[place] = made = self._thread.submit(self._begin, constraint, answer)
+        self.matchers[place] = made = self._thread.submit(self._begin, constraint, answer)
         self._work.append(self._submit(self._fill, [(place, made, [])]))
 
     def leave(self, place: int) -> None:
-        """Its row becomes free, if it had one."""
+        """A row of those becomes free."""
         self._spoilt.discard(place)
-        self._matchers.pop(place, None)
+        self.matchers.pop(place, None)
         self._forced.pop(place, None)
         self._firsts.pop(place, None)
 
     def of(self, places: np.ndarray) -> list[ConstrainedRow]:
         """Those of a step's samples, at batch rows `places` int64[S], that have a constraint."""
-        if not self._matchers:
-            return []
         found = enumerate(places.tolist())
-        return [ConstrainedRow(at, place, self._matchers[place]) for at, place in found if place in self._matchers]
+        return [ConstrainedRow(at, place, self.matchers[place]) for at, place in found if place in self.matchers]
 
     def take(self, rows: list[ConstrainedRow], tokens: np.ndarray) -> None:
         """A step has sampled `tokens` int64[S]. A row that belongs to another request by now is left alone."""
         taken: dict[int, tuple[int, Future[Matcher], list[int]]] = {}
         for row in rows:
-            if self._matchers.get(row.place) is row.matcher:
+            if self.matchers.get(row.place) is row.matcher:
                 taken.setdefault(row.place, (row.place, row.matcher, []))[2].append(int(tokens[row.at]))
         if not taken:
             return
@@ -97,7 +96,7 @@ class RowMasks:
 
     def follow(self, place: int, drafts: Sequence[int]) -> None:
         """A step computes these drafts of a constrained row: make the masks of the tokens behind each of them."""
-        self._work.append(self._thread.submit(self._follow, place, self._matchers[place], drafts))
+        self._work.append(self._thread.submit(self._follow, place, self.matchers[place], drafts))
 
     def followed(self, place: int) -> int:
         """How many of the drafts that a row follows may be kept: those before the first behind which its constraint fails.

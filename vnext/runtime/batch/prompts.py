@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from vnext.state.events import unpack_tokens
-from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING, Sampling
+from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING
 from vnext.state.state import Request, StepInFlight
 
 
@@ -40,11 +40,6 @@ class PromptInputs(NamedTuple):
     def alternatives(self) -> int:
         """The most that a request of this step wants beside each token."""
         return max(each.request.sampling.prompt_logprobs for each in self.ranges)
-
-
-def wants_of_prompt(sampling: Sampling) -> bool:
-    """Whether a request wants something of its prompt."""
-    return sampling.prompt_logprobs != NO_LOGPROBS or sampling.pooling != NO_POOLING
 
 
 def prompt_inputs(

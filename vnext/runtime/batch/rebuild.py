@@ -16,7 +16,6 @@ from vnext.runtime.batch.masks import first_of, firsts_of
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
-    is_special,
     logit_bias,
     penalties,
 )
@@ -198,7 +197,9 @@ def sampling_of(
     asked = np.array([sampling.logprobs for sampling in params], dtype=np.int64)
     if not rows:
         return None, asked
-    special = [(at, sampling) for at, sampling in enumerate(params) if is_special(sampling)]
+    special = [
+        (at, each) for at, each in enumerate(params) if is_penalised(each) or each.logit_bias or each.min_tokens
+    ]
     answers = [(at, each, rows[at][1][requests[at].prompt_length :]) for at, each in enumerate(params)]
     penalised = [at for at, sampling in special if is_penalised(sampling)]
     counts = [TokenCounts(*requests[at].parted(np.array(rows[at][1])), vocab_size) for at in penalised]

@@ -84,18 +84,19 @@ class SamplingColumns:
             self._columns[name][place] = getattr(sampling, name)
         self._columns["seed"][place] = np.uint64(sampling.seed).astype(np.int64)
         self._columns["min_known"][place] = state.rows.cells[fields.MIN_KNOWN, row]
-        if is_penalised(sampling):
+        if penalised := is_penalised(sampling):
             self._counts[place] = TokenCounts(*request.parted(row_tokens(state, row)), self._vocab_size)
         if sampling.constraint is not None:
             answer = row_tokens(state, row)[request.prompt_length :]
             self.masks.join(place, sampling.constraint, answer.tolist())
-        if is_special(sampling):
+        if penalised or sampling.logit_bias or sampling.min_tokens:
             self._special[place] = sampling
 
     def leave(self, place: int) -> None:
         self._counts.pop(place, None)
         self._special.pop(place, None)
-        self.masks.leave(place)
+        if place in self.masks.matchers:
+            self.masks.leave(place)
 
     def drop(self) -> None:
         """Steps are over without samples."""
@@ -103,7 +104,7 @@ class SamplingColumns:
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
-        if rows := self.masks.of(places):
+        if self.masks.matchers and (rows := self.masks.of(places)):
             self.masks.take(rows, tokens)
         if not self._counts:
             return
@@ -137,7 +138,7 @@ class SamplingColumns:
         random = arrays["temperature"] > 0
         filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        masked = self.masks.of(places)
+        masked = self.masks.of(places) if self.masks.matchers else []
         inputs = SamplingInputs(
             **arrays,
             position=places,
@@ -175,11 +176,6 @@ def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Pe
         prompt_mask=tuple(count.prompt for count in counts),
         output_counts=tuple(count.output for count in counts),
     )
-
-
-def is_special(sampling: Sampling) -> bool:
-    """Whether a row's logits are adjusted before a token is chosen."""
-    return bool(is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens)
 
 
 def logit_bias(rows: list[tuple[int, Sampling]]) -> LogitBias | None:

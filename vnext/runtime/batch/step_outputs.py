@@ -8,8 +8,7 @@ import numpy as np
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.sampling.inputs import Sampled
-from vnext.state.samples import sample_points
-from vnext.state.state import StepInFlight
+from vnext.state.state import StepInFlight, sample_points
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
@@ -48,8 +47,6 @@ def spoilt_rows(logits: np.ndarray, tokens: np.ndarray) -> tuple[int, ...]:
 
 def spoilt_requests(scheduled: StepInFlight, outputs: StepOutputs) -> tuple[tuple[int, str], ...]:
     """(request, why) of a step's requests of which it computed what is no number, each once."""
-    if not outputs.spoilt and not outputs.prompts:
-        return ()
     found = [int(scheduled.ids[sample_points(scheduled).entries[at]]) for at in outputs.spoilt]
     found += [int(each.id) for each in outputs.prompts if _is_spoilt(each)]
     return tuple(dict.fromkeys((id_, NOT_A_NUMBER) for id_ in found))

@@ -134,8 +134,9 @@ class EngineClient:
     def trouble(self) -> str | None:
         """Why there are no answers at present: the engine is dead or recovers, its core is silent, or a step of its ranks does not
         end. None while all is well."""
-        stalled = self._stats.stalled if self._stats is not None else ""
-        return self._death or self.recovering or (not self._silence.has_heard and self._silence.sentence) or stalled or None
+        recovering, stalled = ("", "") if (stats := self._stats) is None else (stats.recovering, stats.stalled)
+        silent = not self._silence.has_heard and self._silence.sentence
+        return self._death or self._losses.present or recovering or silent or stalled or None
 
     @property
     def recovering(self) -> str:

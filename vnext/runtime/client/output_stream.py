@@ -112,11 +112,8 @@ class OutputStream:
         except Exception as error:  # for the task that feeds the taker: the client, whose turn this is, has other streams
             self._error, is_ready = self._error or error, False
         if not is_ready:
-            self._pause()
-
-    def _pause(self) -> None:
-        self._taker = None
-        self._wake()
+            self._taker = None
+            self._wake()
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -150,7 +147,8 @@ class OutputStream:
             self._on_close(self._live, reason)
         self._live.clear()
         self._pending.clear()
-        self._pause()
+        self._taker = None
+        self._wake()
 
     def put(self, output: RequestOutput) -> None:
         """For the client: an output of one of the live requests has come."""
@@ -177,7 +175,8 @@ class OutputStream:
             except Exception as error:  # see _give
                 self._error, is_ready = self._error or error, False
             if not is_ready:
-                self._pause()
+                self._taker = None
+                self._wake()
             return
         pending = self._pending.get(name)
         if pending is None:

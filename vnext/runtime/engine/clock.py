@@ -13,7 +13,6 @@ from vnext.runtime.engine.facility import Facility
 from vnext.runtime.protocol.stats import PinStats
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.state.events import AnyEvent, ClockTicked, PinsYielded, RequestArrived
-from vnext.state.pool import pinned_count
 from vnext.state.state import State
 
 
@@ -44,7 +43,7 @@ class EventClock(Facility):
     def stats(self, state: State) -> dict[str, object]:
         most, pins = state.config.pinned_pages_max, state.pool.pins
         counts = {name: getattr(pins, name, 0) for name in ("pinned", "expired", "displaced", "yielded", "dropped")}
-        return {"pins": PinStats(blocks=pinned_count(state.pool), capacity=most, **counts)}
+        return {"pins": PinStats(blocks=pins.count if pins else 0, capacity=most, **counts)}
 
     def wait_ms(self, state: State) -> int | None:
         """How long until the next tick is due; None if none ever is."""

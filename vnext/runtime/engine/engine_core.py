@@ -25,9 +25,9 @@ from vnext.runtime.engine.facilities import NOTHING_HELD, Facilities, Held
 from vnext.runtime.engine.facility import NO_ERRORS
 from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
+from vnext.runtime.engine.owners import Beside, ClientNews, prompt_outputs
 from vnext.runtime.engine.progress import Progress
 from vnext.runtime.engine.recovery import LOSSES, WITHOUT_INPUT, WITHOUT_MEMORY, RankGaveUp, Recovery
-from vnext.runtime.engine.request_outputs import Beside, ClientNews, prompt_outputs
 from vnext.runtime.protocol.messages import (
     EngineDied,
     EngineStats,
@@ -55,8 +55,7 @@ from vnext.state.events import (
 from vnext.state.facilities.sought import who_lacks
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import start
-from vnext.state.samples import still_owed
-from vnext.state.state import State
+from vnext.state.state import State, still_owed
 
 # ---- failures ------------------------------------------------------------------------------------------------------
 # Failures of single requests, as the first rank reports them with a step: constraints that it could not follow, and NaN.
@@ -296,13 +295,11 @@ class EngineCore:
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        """Whether something has arrived that no poller can see."""
-        return self._executor.has_results
-
-    @property
     def poll_timeout_ms(self) -> int | None:
-        """How long to wait for news that a poller can see, None for no limit: steps and slow clients need looks."""
+        """How long to wait for news that a poller can see, None for no limit: steps and slow clients need looks, and what has
+        arrived that no poller can see does not wait."""
+        if self._executor.has_results:
+            return 0
         if self._recovery.sentence:
             return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
@@ -351,12 +348,13 @@ class EngineCore:
         self._clients.tell_stats(self._stats())
 
     def _stats(self) -> EngineStats:
-        state, counters, recovery = self.state, self.state.counters, self._recovery
+        state, recovery, pages = self.engine.state, self._recovery, self._started.config.page_count
+        counters, (stalls, stall_seconds) = state.counters, self._executor.stalls
         stats = EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
-            blocks_total=state.pool.page_count,
-            blocks_held=state.pool.page_count - state.pool.free,
+            blocks_total=pages,
+            blocks_held=pages - state.pool.free,
             blocks_kept=state.pool.kept,
             steps=state.planned,
             arrived=state.next_id,
@@ -367,8 +365,8 @@ class EngineCore:
             generated_tokens=counters.generated_tokens,
             prefix_queried_tokens=counters.prefix_queried_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
-            ring_stalls=recovery.stall_count + self._executor.stall_count,
-            ring_stall_seconds=recovery.stall_seconds + self._executor.stall_seconds,
+            ring_stalls=recovery.stall_count + stalls,
+            ring_stall_seconds=recovery.stall_seconds + stall_seconds,
             log_bytes=self._recorder.bytes_written,
             log_frames_lost=self._recorder.frames_lost,
             step_seconds_sum=self._progress.step_seconds,

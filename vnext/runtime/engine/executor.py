@@ -88,12 +88,8 @@ class Executor(Protocol):
         """Whether there are results that no poller can see."""
 
     @property
-    def stall_count(self) -> int:
-        """How often a rank was too far behind."""
-
-    @property
-    def stall_seconds(self) -> float:
-        """The total time for which that delayed the engine."""
+    def stalls(self) -> tuple[int, float]:
+        """How often a rank was too far behind, and the seconds for which that delayed the engine."""
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the ranks; they have `grace_s` to end by themselves."""
@@ -242,12 +238,8 @@ class MpExecutor:
         return bool(self._came)
 
     @property
-    def stall_count(self) -> int:
-        return self._ring.stall_count
-
-    @property
-    def stall_seconds(self) -> float:
-        return self._ring.stall_seconds
+    def stalls(self) -> tuple[int, float]:
+        return self._ring.stall_count, self._ring.stall_seconds
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         self._unwatch(*self._watched)
@@ -312,19 +304,11 @@ class InprocExecutor:
     def kill(self) -> None:
         """Its rank cannot be lost alone."""
 
-    has_ended = False
+    has_ended, stalls = False, (0, 0.0)
 
     @property
     def has_results(self) -> bool:
         return self._loaded.poll_timeout_s is not None
-
-    @property
-    def stall_count(self) -> int:
-        return 0
-
-    @property
-    def stall_seconds(self) -> float:
-        return 0.0
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Let others use the folders of its rank."""
@@ -336,8 +320,7 @@ class NoRanks(Executor):
     """What is sent is dropped, since ranks that start later begin with a state that knows it; and nothing comes."""
 
     while_full: Callable[[], None] = staticmethod(lambda: None)
-    has_ended, has_results = True, False
-    stall_count, stall_seconds = 0, 0.0
+    has_ended, has_results, stalls = True, False, (0, 0.0)
 
     def start(self) -> tuple[RankReady, ...]:
         return ()

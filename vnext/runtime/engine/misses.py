@@ -159,7 +159,7 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class CacheMisses:
-    """Of one engine core. Mutable."""
+    """Of one engine core. Mutable. `losses`: tokens since the start."""
 
     def __init__(self) -> None:
         self._asked, self._asked_before = Askers(), Askers()  # the generation before goes when this one is full
@@ -168,12 +168,7 @@ class CacheMisses:
         self._seen: dict[int, _Seen] = {}
         self._seen_bytes = 0
         self._firsts: dict[tuple[int, bytes], int] = {}  # client, if known, and first block's tokens -> the last request
-        self._lost: dict[MissReason, int] = {}
-
-    @property
-    def losses(self) -> CacheLosses:
-        """Tokens since the start."""
-        return CacheLosses(**{str(reason): tokens for reason, tokens in self._lost.items()}) if self._lost else NOTHING_LOST
+        self.losses = NOTHING_LOST
 
     def admitted(self, before: State, after: State, ids: Collection[int]) -> Mapping[int, CacheMiss]:
         """What the requests in the last rows of `after`, which waited in `before`, lost; none that computes again what it had."""
@@ -190,7 +185,8 @@ class CacheMisses:
             trail = self._asked.trail(root, entry.block_hashes, request.client)
             if (miss := self._miss(before, after, entry, request, root, cells.item(CACHED, place), trail)) is not None:
                 found[id_] = miss
-                self._lost[miss.reason] = self._lost.get(miss.reason, 0) + miss.lost_tokens
+                tokens = getattr(self.losses, miss.reason) + miss.lost_tokens
+                self.losses = msgspec.structs.replace(self.losses, **{str(miss.reason): tokens})
             self._remember(after, entry, trail, _Seen(request, root, weights, request.prompt, len(request.prompt) + REST_BYTES))
         return found
 

@@ -1,6 +1,8 @@
-"""Owners: which client asked for which live request, under which name, and what that client already knows of it.
+"""Owners: which client asked for which live request, under which name, what that client already knows of it, and what it reads of
+an event's outputs and the results of ranks.
 
-Owns the messages that an event's outputs become, one per client. A request's first token comes with its name and number.
+Owns the messages that an event's outputs become, one per client, and the drafts of live requests: how many of them became tokens.
+A request's first token comes with its name and number.
 From then on a token is an entry of two columns, which are cut from the step's own arrays. Sends nothing.
 """
 
@@ -9,13 +11,18 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from vnext.runtime.protocol.messages import Outputs, RequestOutput
+from vnext.runtime.engine.facility import NO_ERRORS
+from vnext.runtime.protocol.messages import Outputs, PromptResult, RequestOutput, TokenLogprobs
 from vnext.runtime.protocol.stats import CacheMiss
-from vnext.state.outputs import Going
+from vnext.sched.engine import Ready
+from vnext.state.fold_commit import MatchedSamples
+from vnext.state.outputs import Going, Output
+from vnext.state.state import State
 
 News = tuple[Going | None, Sequence[RequestOutput]]
 """Of one event: the requests that go on, and the outputs of the others with their numbers."""
@@ -67,11 +74,19 @@ class Owners:
         shares = {} if going is None else self._shares_in(going, singles)
         for output in outputs:
             if (owner := self._owner.get(output.number)) is not None:
-                waited_s, missed = self._first_said(output.number)
+                waited_s, missed = self._waited_s.pop(output.number, 0.0), self._missed.pop(output.number, None)
                 if waited_s or missed:
                     output = msgspec.structs.replace(output, queue_seconds=waited_s, missed=missed)
                 singles[owner[0]].append(output)
-                self._note(output, owner)
+                if not output.finish:
+                    self._reported.add(output.number)
+                    continue
+                self._reported.discard(output.number)
+                self._came_s.pop(output.number, None)
+                del self._ids[owner], self._owner[output.number]
+                self._live[owner[0]] -= 1
+                if not self._live[owner[0]]:
+                    del self._live[owner[0]]
         for peer in dict.fromkeys((*shares, *singles)) if singles else shares:
             numbers = tokens = b""
             if going is not None and (places := shares.get(peer)) is EVERY_PLACE:
@@ -79,17 +94,6 @@ class Owners:
             elif going is not None and places is not None:
                 numbers, tokens = going.ids[places].tobytes(), going.tokens[places].tobytes()
             yield peer, Outputs(outputs=tuple(singles[peer]) if peer in singles else (), numbers=numbers, tokens=tokens)
-
-    def _note(self, output: RequestOutput, owner: tuple[bytes, str]) -> None:
-        if not output.finish:
-            self._reported.add(output.number)
-            return
-        self._reported.discard(output.number)
-        self._came_s.pop(output.number, None)
-        del self._ids[owner], self._owner[output.number]
-        self._live[owner[0]] -= 1
-        if not self._live[owner[0]]:
-            del self._live[owner[0]]
 
     def _shares_in(self, going: Going, singles: Singles) -> dict[bytes, Places]:
         """Positions of each client's requests in the columns. Requests that a client must be sent by name go to
@@ -126,12 +130,108 @@ class Owners:
         if (owner := self._owner.get(id_)) is None:
             return
         self._reported.add(id_)
-        waited_s, missed = self._first_said(id_)
+        waited_s, missed = self._waited_s.pop(id_, 0.0), self._missed.pop(id_, None)  # which its first output alone says
         token, hit = going.tokens[place].tobytes(), int(going.cached[place])
         singles[owner[0]].append(
             RequestOutput(name=owner[1], tokens=token, cached_tokens=hit, number=id_, queue_seconds=waited_s, missed=missed)
         )
 
-    def _first_said(self, id_: int) -> tuple[float, CacheMiss | None]:
-        """What a request's first output alone says."""
-        return self._waited_s.pop(id_, 0.0), self._missed.pop(id_, None)
+
+# ---- what clients read ---------------------------------------------------------------------------------------------
+
+
+NO_DRAFTS = 0, 0
+
+
+class Beside(NamedTuple):
+    """What the clients of an event's requests get beside its outputs: `prompts` before them; `logprobs`, one entry per sample of a
+    step; `errors`, why requests are aborted."""
+
+    prompts: Sequence[RequestOutput] = ()
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    errors: Mapping[int, str] = NO_ERRORS
+
+
+NOTHING_BESIDE = Beside()
+
+
+class ClientNews:
+    """Makes what clients are sent of an engine's news. Mutable: counts the drafts of live requests."""
+
+    def __init__(self) -> None:
+        self._drafts = DraftCounts()
+
+    def of(self, ready: Ready) -> tuple[list[News], list[int]]:
+        """What clients are sent of these events, and the requests that end with them."""
+        if ready.state.config.speculation is not None:
+            for before, matched in zip(ready.befores, ready.matched):
+                if matched is not None:
+                    self._drafts.take(before, matched)
+        found: list[News] = []
+        ended: list[int] = []
+        for going, outputs, note in ready.news:
+            if note is None and not outputs:
+                if going is not None:
+                    found.append((going, ()))
+                continue
+            beside = note if isinstance(note, Beside) else NOTHING_BESIDE
+            if beside.prompts:
+                found.append((None, beside.prompts))
+            if going is not None or outputs:
+                errors, counts = beside.errors, self._drafts.counts  # whose drafts are forgotten with a request that ends
+                shown = [
+                    to_client(
+                        each, beside.logprobs, errors.get(each.id, ""), counts.pop(each.id, NO_DRAFTS) if each.finish else NO_DRAFTS
+                    )
+                    for each in outputs
+                ]
+                found.append((going, shown))
+            ended += [each.id for each in outputs if each.finish]
+        return found, ended
+
+
+class DraftCounts:
+    """The accepted and the rejected drafts of each request, by its number. Mutable."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, tuple[int, int]] = {}
+
+    def take(self, before: State, matched: MatchedSamples) -> None:
+        """A commit that was folded into `before`. A draft behind the answer's end did not become a token."""
+        runs = matched.runs
+        if runs is None or not runs.drafted.any():
+            return
+        taken = np.bincount(matched.rows, minlength=len(before.rows))[runs.rows]
+        for id_, count, drafted in zip(before.rows.id[runs.rows].tolist(), taken.tolist(), runs.drafted.tolist()):
+            accepted, rejected = self.counts.get(id_, NO_DRAFTS)
+            self.counts[id_] = accepted + count - 1, rejected + drafted - count + 1
+
+
+def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:
+    """What the requests that are live get of their prompts. It precedes the outputs of the step that computed it."""
+    return [
+        RequestOutput(name=state.requests[each.id].name, tokens=b"", number=each.id, prompt=(each,))
+        for each in results
+        if each.id in state.requests
+    ]
+
+
+def to_client(
+    output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "", drafts: tuple[int, int] = NO_DRAFTS
+) -> RequestOutput:
+    """A request's output as its client reads it; `logprobs` has one entry per sample of the step, `error` says why the engine
+    aborts the request, and `drafts` are those accepted and rejected."""
+    scored = logprobs[output.sample] if logprobs and output.sample >= 0 else None
+    return RequestOutput(
+        name=output.name,
+        tokens=b"" if output.token < 0 else output.token.to_bytes(4, "little"),
+        finish=output.finish,
+        stop_token=output.stop_token,
+        cached_tokens=output.cached_tokens,
+        logprobs=() if scored is None else (scored,),
+        number=output.id,
+        error=error,
+        accepted_drafts=drafts[0],
+        rejected_drafts=drafts[1],
+        retained=output.retained,
+    )

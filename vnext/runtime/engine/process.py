@@ -383,7 +383,7 @@ def serve(core: EngineCore, front: zmq.Socket[bytes], wake: int) -> int:
     poller.register(wake, zmq.POLLIN)
     core.watch(poller)
     while True:
-        ready = dict(poller.poll(0 if core.busy else core.poll_timeout_ms))
+        ready = dict(poller.poll(core.poll_timeout_ms))
         if wake in ready:
             break
         core.step(ready)

@@ -42,7 +42,8 @@ class RanksStalled(RuntimeError):
 
 class Progress:
     """The steps of one engine. Mutable. `silent_s`: how long the oldest step in flight has been the oldest, counted in looks.
-    `stalled`: a sentence while it is late. `step_seconds`, `plan_seconds`: of all steps, and of their decisions."""
+    `is_late`: when last looked at; `stalled`: a sentence meanwhile. `step_seconds`, `plan_seconds`: of all steps, and of their
+    decisions."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -50,6 +51,7 @@ class Progress:
         self._step, self._looked_s = -1, 0.0
         self._late_after_s = 0.0
         self.silent_s = self.step_seconds = self.plan_seconds = 0.0
+        self.is_late = False
         self.stalled = ""
 
     def took(self, tokens: int, seconds: float) -> None:
@@ -65,6 +67,7 @@ class Progress:
             self._step, self.silent_s, self._late_after_s = step, 0.0, self._bound_s(tokens)
         elif step >= 0:
             self.silent_s += passed_s
+        self.is_late = step >= 0 and self.silent_s > self._late_after_s
 
     def watch(self, now_s: float, in_flight: Sequence[StepInFlight], ranks: Suspects) -> None:
         """Look at the oldest step in flight; report when it is late and when ranks go on. Raises RanksStalled when it is over."""
@@ -85,10 +88,6 @@ class Progress:
     def lose_ranks(self) -> None:
         """There are no ranks now that could be late."""
         self.stalled = ""
-
-    @property
-    def is_late(self) -> bool:
-        return self._step >= 0 and self.silent_s > self._late_after_s
 
     @property
     def is_over(self) -> bool:

@@ -139,8 +139,9 @@ class Recovery:
         if state.committed > self._first_step:
             self._in_a_row = 0
         self._first_step, self._began_s = state.planned, time.monotonic()
-        self.stall_count += ranks.stall_count
-        self.stall_seconds += ranks.stall_seconds
+        count, seconds = ranks.stalls
+        self.stall_count += count
+        self.stall_seconds += seconds
         self._others.end(ranks)
         self._start_others(error)
         cause = cause_of(error)

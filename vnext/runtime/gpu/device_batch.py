@@ -32,8 +32,7 @@ from vnext.runtime.gpu.unread import LaterDrafts, StepSamples, Unread, with_made
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import BehindDrafts
 from vnext.state.config import SchedulerConfig
-from vnext.state.samples import sample_points
-from vnext.state.state import State, StepInFlight, blocks_for
+from vnext.state.state import State, StepInFlight, blocks_for, sample_points
 
 
 class HostSamples(NamedTuple):

@@ -423,12 +423,8 @@ class HostedExecutor:
         return bool(self._came) or self._local.has_results
 
     @property
-    def stall_count(self) -> int:
-        return self._local.stall_count
-
-    @property
-    def stall_seconds(self) -> float:
-        return self._local.stall_seconds
+    def stalls(self) -> tuple[int, float]:
+        return self._local.stalls
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         self._end_others()

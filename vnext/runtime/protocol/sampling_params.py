@@ -252,7 +252,17 @@ def validate_ranges(params: UncheckedParams, vocab_size: int) -> None:
             f"prompt_cache_retention is {params.prompt_cache_retention!r}: it must be 'in_memory', '5m', '1h' or '24h'.",
             "prompt_cache_retention",
         )
-    _check_lengths(params)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            _check_range(name, count, 0, LOGPROBS_MAX)
+    least = 1 if params.prompt_logprobs is None else 0
+    if params.max_tokens is not None and params.max_tokens < least:
+        only = ", or 0 with prompt_logprobs, to score a prompt only" if params.max_tokens == 0 else ""
+        raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least {least}{only}.", "max_tokens")
+    highest = math.inf if params.max_tokens is None else params.max_tokens
+    if not 0 <= params.min_tokens <= highest:
+        bound = "" if params.max_tokens is None else f" and at most max_tokens, which is {params.max_tokens}"
+        raise InvalidRequest(f"min_tokens is {params.min_tokens}: it must be at least 0{bound}.", "min_tokens")
     if params.guidance_scale != 1.0:
         _check_range("guidance_scale", params.guidance_scale, 0, GUIDANCE_MAX)
     elif params.negative_prompt is not None:
@@ -285,17 +295,23 @@ def to_sampling(
     `seed` is the answer's own key (see `answer_seed`). `usual_max_tokens` bounds answers whose `max_tokens` is unset.
     Raises InvalidRequest when prompt and answer together do not fit into `model_length` tokens.
     """
-    max_tokens = max(_tokens_allowed(params, prompt_length, model_length, usual_max_tokens), 1)  # 0: one that is dropped
+    room, wanted = model_length - prompt_length, max(params.max_tokens or 1, 1)
+    if wanted > room:
+        asked = f"you requested {prompt_length + wanted} tokens ({prompt_length} in the prompt, {wanted} in the completion)"
+        param, count = ("prompt", prompt_length) if room < 1 else ("max_tokens", 0)
+        raise context_exceeded(model_length, asked, "prompt or completion", param, count)
+    if params.max_tokens is None:
+        wanted = room if usual_max_tokens is None else max(min(room, usual_max_tokens), 1)
     return Sampling(
         seed=seed,
-        max_tokens=max_tokens,
+        max_tokens=wanted,
         **{
             name: zero if value < least else min(value, most)
             for (name, least, zero, most), value in zip(_STORED, _drawn(params))
         },
         logit_bias=tuple(sorted(params.logit_bias.items())),
         logprobs=NO_LOGPROBS if params.logprobs is None else params.logprobs,
-        min_tokens=min(params.min_tokens, max_tokens),
+        min_tokens=min(params.min_tokens, wanted),
         stop_token_ids=tuple(sorted(set(params.stop_token_ids))),
         ignore_eos=params.ignore_eos,
         constraint=constraint,
@@ -351,18 +367,6 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _tokens_allowed(params: UncheckedParams, prompt_length: int, model_length: int, usual: int | None) -> int:
-    room = model_length - prompt_length
-    wanted = max(params.max_tokens or 1, 1)
-    if wanted > room:
-        asked = f"you requested {prompt_length + wanted} tokens ({prompt_length} in the prompt, {wanted} in the completion)"
-        param, count = ("prompt", prompt_length) if room < 1 else ("max_tokens", 0)
-        raise context_exceeded(model_length, asked, "prompt or completion", param, count)
-    if params.max_tokens is None:
-        return room if usual is None else min(room, usual)
-    return params.max_tokens
-
-
 @cache
 def _plain_twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """A struct of the same fields that checks only their types."""
@@ -383,20 +387,6 @@ def _check_types(params: msgspec.Struct) -> None:
 def _check_range(name: str, value: float, lowest: float, highest: float, rule: str = "") -> None:
     if not lowest <= value <= highest:  # false for a NaN too
         raise InvalidRequest(f"{name} is {value}: it must {rule or f'lie between {lowest} and {highest}'}.", name)
-
-
-def _check_lengths(params: UncheckedParams) -> None:
-    for name in ("logprobs", "prompt_logprobs"):
-        if (count := getattr(params, name)) is not None:
-            _check_range(name, count, 0, LOGPROBS_MAX)
-    least = 1 if params.prompt_logprobs is None else 0
-    if params.max_tokens is not None and params.max_tokens < least:
-        only = ", or 0 with prompt_logprobs, to score a prompt only" if params.max_tokens == 0 else ""
-        raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least {least}{only}.", "max_tokens")
-    highest = math.inf if params.max_tokens is None else params.max_tokens
-    if not 0 <= params.min_tokens <= highest:
-        bound = "" if params.max_tokens is None else f" and at most max_tokens, which is {params.max_tokens}"
-        raise InvalidRequest(f"min_tokens is {params.min_tokens}: it must be at least 0{bound}.", "min_tokens")
 
 
 def _check_tokens(params: UncheckedParams, vocab_size: int) -> None:

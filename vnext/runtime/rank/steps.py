@@ -120,7 +120,8 @@ def finished(
     failed: tuple[tuple[int, str], ...] = (),
 ) -> Computed:
     """The results of a step that began at `began_s` and has sampled, once the batch has its tokens. `failed`: of constraints."""
-    failed += spoilt_requests(scheduled, outputs)
+    if outputs.spoilt or outputs.prompts:
+        failed += spoilt_requests(scheduled, outputs)
     found = batch.take_sampled(scheduled, outputs.tokens)
     tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
     done = Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, failed, outputs.prompts)
@@ -164,7 +165,8 @@ class HostSteps:
             encode_ahead(self._runner, state)
         outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
-        done = finished(batch, scheduled, outputs, words, began_s, batch.failed_constraints(scheduled))
+        failed = batch.failed_constraints(scheduled) if batch.masks.matchers else ()
+        done = finished(batch, scheduled, outputs, words, began_s, failed)
         if (states := self._runner.cache.states) is not None:
             states.keep(done.counts)
         if routed := self._runner.routes.ids:

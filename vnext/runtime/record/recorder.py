@@ -156,7 +156,7 @@ class Recorder:
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step (timestamp_file.py)."""
         files = self._files
-        if files is not None and (timestamps := files.timestamps) is not None:
+        if files is not None and (timestamps := files.newest.timestamps) is not None:
             timestamps.took(step, seconds)
 
     def _put_steady(

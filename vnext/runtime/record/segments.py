@@ -186,33 +186,28 @@ class Segments:
         self.bytes_deleted = 0
         self.failure = ""
         try:
-            self._newest = self._started(header, FIRST_FLAGS)
+            self.newest = self._started(header, FIRST_FLAGS)
         except OSError:
             self._unlock()
             raise
 
     @property
-    def timestamps(self) -> TimestampFile | None:
-        """The newest segment's; None if timestamps are off."""
-        return self._newest.timestamps
-
-    @property
     def bytes_written(self) -> int:
         """Bytes written to all segments, including deleted ones."""
-        return self._bytes_before + self._newest.size
+        return self._bytes_before + self.newest.size
 
     def start_next(self, snapshot: bytes) -> None:
         """Begin the next segment with the state before its first frame; on failure, continue the current segment.
 
         The new segment follows the written frames, not the lost ones: the frame after a gap explains the gap.
         """
-        newest = self._newest
+        newest = self.newest
         ended = _Closed(self._dir / codec.segment_name(newest.header.index), newest.size, time.monotonic())
         try:
             if newest.torn:
                 newest.cut()
             header = codec.next_header(newest.header, newest.chain, self.written_event, snapshot, self._frames)
-            self._newest = self._started(header, NEXT_FLAGS)
+            self.newest = self._started(header, NEXT_FLAGS)
         except OSError as error:
             self.failure = str(error)
             newest.full_at, newest.old_at = newest.size + self._bounds.segment_bytes_max // RETRY_SHARE, 0.0
@@ -237,7 +232,7 @@ class Segments:
         if self._patience.over_ns and not patient and self._patience.is_out(began_ns):
             self.failure = "the disk is too slow for the log"
             raise OSError(self.failure)
-        newest = self._newest
+        newest = self.newest
         if newest.torn:
             newest.cut()
         digest, size = codec.seal_frame(frame, newest.chain, state_digest), len(frame)
@@ -267,7 +262,7 @@ class Segments:
 
     def take_last_back(self) -> bool:
         """Truncate the last frame, to free its room. Returns False if this segment has none."""
-        newest = self._newest
+        newest = self.newest
         if newest.before_last is None:
             return False
         newest.size, newest.chain, self.written_event = newest.before_last
@@ -283,7 +278,7 @@ class Segments:
     def renew(self) -> None:
         """After a gap, folding can go on only from the next snapshot: let the next segment begin soon, but not after every
         gap."""
-        newest, due = self._newest, self._newest.begun_s + RENEW_S
+        newest, due = self.newest, self.newest.begun_s + RENEW_S
         newest.old_at = min(newest.old_at, due) if newest.old_at else due
         self.is_due = self.is_due or time.monotonic() > due
 
@@ -292,7 +287,7 @@ class Segments:
             self._compressor.close()
         if self._indexer is not None:
             self._indexer.close()
-        self._newest.let_go()
+        self.newest.let_go()
         self._unlock()
 
     def _unlock(self) -> None:
@@ -345,7 +340,7 @@ class Segments:
             return True
         if not bounds.max_bytes:
             return False
-        newest = self._newest.full_at + self._newest.full_at // RETRY_SHARE  # the frame that fills a segment is its last
+        newest = self.newest.full_at + self.newest.full_at // RETRY_SHARE  # the frame that fills a segment is its last
         if bounds.indexed and newest >= next_due(0):
             newest *= 2  # an index takes at most as much as its segment
         if not bounds.compressed and not bounds.indexed:

@@ -24,9 +24,9 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOut
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
-from vnext.server.call import SHARED, Call, Checks
+from vnext.server.call import SHARED, Call, Checks, sampling_params
 from vnext.server.context.conversation import Breakpoint, asks_to_think, begins_answer, images_of
-from vnext.server.context.openai_types import NO_USAGE, ChatBody, ChatMessage, sampling_params, usage_shown
+from vnext.server.context.openai_types import NO_USAGE, ChatBody, ChatMessage, usage_shown
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.structure import ToolChoice, asked_structure, kept_tools, tool_choice_of
 from vnext.state.events import pack_tokens

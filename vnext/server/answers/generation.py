@@ -153,9 +153,10 @@ class Generation:
         self._requests: list[SubmitRequest] = []
         seed = call.seed if params.seed is None else params.seed
         request = partial(
-            SubmitRequest, priority=asked.priority or 0, cache_salt=context.keys.salt(call.client, asked.cache_salt or ""),
+            SubmitRequest, priority=asked.priority or 0,
+            cache_salt=context.keys.salts.get(call.client, "") + (asked.cache_salt or ""),
             has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket, inputs_ticket=call.inputs_ticket,
-            client=context.identity.client_number(call.client), weight=context.keys.weight(call.client),
+            client=context.identity.client_number(call.client), weight=context.keys.weights.get(call.client, 1),
         )  # fmt: skip
         banned = banned_sequences(params.bad_words, context.tokenizer) if params.bad_words else ()
         for place in range(len(self.prompts)):

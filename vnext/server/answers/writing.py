@@ -22,8 +22,7 @@ from vnext.server.answers.resuming import EventIds
 from vnext.server.context.errors import Failure, OtherSystem
 from vnext.server.context.server_context import tenant_of
 from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin
-from vnext.server.http.starts import unhurried
-from vnext.server.http.streaming import DONE, SSE, Events, TextFrame, event_frame, frame_of, respond
+from vnext.server.http.streaming import DONE, SSE, Events, TextFrame, event_frame, frame_of, respond, unhurried
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 

@@ -64,14 +64,16 @@ EVERYONE = Tenant()
 
 
 class ApiKeys:
-    """See the module. Mutable only in its budgets."""
+    """See the module. Mutable only in its budgets and `weights`: of clients in turns of the policy `fair`, 1 where none is here.
+    `salts`: how those of a client's prompts in the prefix cache begin, "" where none is here."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Raises KeysUnusable."""
         found = [*(ApiKey(key) for key in settings.api_keys), *_of_file(settings.api_key_file)]
         folder, servers = settings.shared_dir, settings.api_server_count
         counts = shared(folder, settings.number % servers, servers, len(found)) if folder and servers > 1 and found else []
-        self._secret, self._shares_cache = secrets.token_bytes(32), settings.shared_prefix_cache
+        self._secret = secrets.token_bytes(32)
+        self.salts: dict[str, str] = {}
         self._clients: dict[bytes, str] = {}
         self._limits: dict[str, KeyLimits] = {}
         self.limits = self._limits.get
@@ -85,12 +87,14 @@ class ApiKeys:
                 self._limits[client] = KeyLimits(*limits, counts[place - 1] if counts else None)
             if len(found) > 1:
                 self._tenants[client] = Tenant(each.name or _nameless(each.key), each.admin)
+                if not settings.shared_prefix_cache and (owner := self._tenants[client].owner):
+                    self.salts[client] = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest() + SALT_END
             known = client if len(found) > 1 or any(limits) else ""
             self._clients[self._digest(each.key)] = known
             self._add_own(self.tenant(client).owner, known or OWN)
         if found:
             self._add_own("", OWN)
-        self._path, self._weights = settings.api_key_file, self._weighed(found)
+        self._path, self.weights = settings.api_key_file, self._weighed(found)
 
     def __bool__(self) -> bool:
         return bool(self._clients)
@@ -114,19 +118,6 @@ class ApiKeys:
         """The tenant that a client is: everyone, where there are no several keys."""
         return self._tenants.get(client, EVERYONE)
 
-    def salt(self, client: str, given: str) -> str:
-        """The salt of a client's prompts in the prefix cache, whose request gave `given`."""
-        owner = "" if self._shares_cache else self._tenants.get(client, EVERYONE).owner
-        return f"{hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()}{SALT_END}{given}" if owner else given
-
-    @property
-    def has_weights(self) -> bool:
-        return bool(self._weights)
-
-    def weight(self, client: str) -> int:
-        """A client's share in turns of the policy `fair`."""
-        return self._weights.get(client, 1)
-
     async def follow_file(self) -> None:
         """Take the weights of the file of keys anew whenever it has changed; who may ask, and how much, stays. Never returns."""
         seen = _version(self._path)
@@ -136,7 +127,7 @@ class ApiKeys:
                 continue
             seen = now
             try:
-                self._weights = self._weighed(await asyncio.to_thread(_of_file, self._path))
+                self.weights = self._weighed(await asyncio.to_thread(_of_file, self._path))
                 log.info("The weights of --api-key-file %s are read anew; its other changes wait for a start.", self._path)
             except KeysUnusable as error:
                 log.warning("%s Its weights stay as they were.", error)

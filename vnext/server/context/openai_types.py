@@ -5,12 +5,11 @@ Owns the list of supported fields, some of them vLLM's; `fields` decides about a
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-from vnext.runtime.protocol.sampling_params import StructuredOutputsParams, UncheckedParams
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,10 +47,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_cache_retention: str | None = None
     guidance_scale: float | None = None
     negative_prompt: str | list[int] | None = None
-
-
-SHARED_FIELDS = SamplingFields.__struct_fields__
-_shared = attrgetter(*SHARED_FIELDS)
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,12 +202,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     modalities: list[str] | None = None
     mm_processor_kwargs: dict[str, Given | dict[str, Given]] | None = None
     media_io_kwargs: dict[str, Given | dict[str, Given]] | None = None
-
-
-def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:
-    """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
-    given = {name: value for name, value in zip(SHARED_FIELDS, _shared(body)) if value is not None}
-    return UncheckedParams(**(defaults | given))
 
 
 class UsageShown(NamedTuple):

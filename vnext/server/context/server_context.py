@@ -29,7 +29,7 @@ from vnext.server.context.errors import ModelUnknown
 from vnext.server.context.identity import KEY_CLIENT, Identity
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
-from vnext.server.context.structure import Grammars, asked_structure
+from vnext.server.context.structure import Grammars, asked_structure, asking
 from vnext.server.context.tallies import TallyFile
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.traces import traces_to
@@ -246,7 +246,7 @@ class ServerContext:
 
     async def constraint(self, body: GenerationBody, client: str) -> Constraint | None:
         """What the body's answers must look like; None for free text. Raises InvalidRequest, Overloaded."""
-        asked = asked_structure(body)
+        asked = asked_structure(body) if any(asking(body)) else None
         return None if asked is None else Constraint(grammar=await self.grammars.grammar(asked, client))
 
     def check_tokens(self, tokens: list[int], param: str, count_max: int) -> None:
@@ -275,7 +275,7 @@ async def follow_keys(app: web.Application) -> AsyncIterator[None]:
     """For `cleanup_ctx`: follows the file of keys while the app serves."""
     context = app[SERVER_CONTEXT]
     if context.settings.api_key_file:
-        if context.keys.has_weights and context.client.ready.config.policy != "fair":
+        if context.keys.weights and context.client.ready.config.policy != "fair":
             log.warning("The weights of --api-key-file do nothing here: --scheduling-policy fair takes turns between keys.")
         following = asyncio.create_task(context.keys.follow_file())
         yield

@@ -23,7 +23,7 @@ from vnext.text.tokenizer import Tokenizer
 
 _GUIDED = "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag"
 _guided = attrgetter(*_GUIDED)
-_asking = attrgetter("response_format", "structured_outputs", *_GUIDED)
+asking = attrgetter("response_format", "structured_outputs", *_GUIDED)
 RECENT_MAX = 256
 RECENT_BYTES_MAX = 2**23
 TOOLS_MAX, TOOLS_BYTES_MAX = 1024, 2**22
@@ -88,8 +88,6 @@ def _structured() -> tuple[Any, Any]:
 
 def asked_structure(body: GenerationBody) -> Asked | None:
     """What the body asks for, None for free text. Raises InvalidRequest for two things at once."""
-    if not any(_asking(body)):
-        return None
     format_ = _of_format(body.response_format)
     found = [] if format_ is None else [format_]
     found += [] if body.structured_outputs is None else [asked_of(body.structured_outputs)]

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -41,11 +43,13 @@ from vnext.server.context.identity import (
 )
 from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.origins import check_origin, is_from_a_page, is_preflight, permit, preflight_answer
-from vnext.server.http.starts import Starts
 from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+STARTS_A_TURN = 8
+"""Requests that begin in one turn of the event loop, a third of a millisecond each: a thousand that arrive together would otherwise
+begin in one turn, and no stream would get a token meanwhile."""
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/ping", "/live", "/metrics", "/load", "/version"})
 """The paths that need no key and that any page may read; every other one is guarded, a new one too."""
 
@@ -57,6 +61,40 @@ OPERATORS = frozenset(
     }
 )  # fmt: skip
 """The routes, by the first part of their paths, that show or change what all tenants have: among several keys, for admin keys."""
+
+
+class Starts:
+    """Lets STARTS_A_TURN requests begin in a turn; the others wait in line, and clients take turns. Mutable."""
+
+    def __init__(self) -> None:
+        self._left = STARTS_A_TURN
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def turn(self, client: str) -> None:
+        """Wait until a client's request may begin; at once where few do."""
+        if self._left == STARTS_A_TURN:
+            asyncio.get_running_loop().call_soon(self._next)
+        if self._left:
+            self._left -= 1
+            return
+        begun = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(client, deque()).append(begun)
+        await begun
+
+    def _next(self) -> None:
+        """The next turn has come: those in line go first."""
+        self._left = STARTS_A_TURN
+        while self._left and self._lines:
+            client = next(iter(self._lines))
+            line = self._lines.pop(client)
+            begun = line.popleft()
+            if line:
+                self._lines[client] = line
+            if not begun.done():  # its client is still there
+                begun.set_result(None)
+                self._left -= 1
+        if self._left < STARTS_A_TURN:
+            asyncio.get_running_loop().call_soon(self._next)
 
 
 class Front(msgspec.Struct, frozen=True):

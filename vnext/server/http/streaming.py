@@ -11,10 +11,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import ClientError, HttpVersion11, web
@@ -35,6 +35,7 @@ _NUMBERS = [b"%d\n" % number for number in range(2**12)]  # writing one takes as
 _MARK = secrets.token_hex(16)  # no client can guess it
 
 _encode = msgspec.json.Encoder().encode
+Entry = TypeVar("Entry")
 
 log = logging.getLogger("vnext.server")
 
@@ -85,7 +86,8 @@ async def respond(
             last = fault_frame(failure_of(error))
         else:
             last = done if isinstance(done, bytes) else done()
-        await events.end(last)
+        events.send_with_end(last)
+        await events.room(is_last=True)
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
     finally:
@@ -244,11 +246,6 @@ class Events:
         except _TRANSPORT_ERRORS as error:
             raise ClientGone from error
 
-    async def end(self, last: bytes) -> None:
-        """Send the last frame. Raises ClientGone."""
-        self._unsent.append(last)
-        await self.room(is_last=True)
-
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
@@ -286,3 +283,11 @@ class TextFrame:
         """With the id that ends with a number."""
         line = _NUMBERS[number] if number < len(_NUMBERS) else b"%d\n" % number
         return b"".join((self._id, line, self._head, _encode(text), self._tail))
+
+
+async def unhurried(entries: Iterable[Entry], count: int) -> AsyncIterator[Entry]:
+    """The entries, with a turn for others after each `count` of them: for work of which one takes microseconds."""
+    for place, entry in enumerate(entries, 1):
+        yield entry
+        if not place % count:
+            await asyncio.sleep(0)

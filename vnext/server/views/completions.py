@@ -16,8 +16,8 @@ from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, experts_member, named_prompt_logprobs, speller
 from vnext.server.answers.writing import ChunkWriter, Json
-from vnext.server.call import SHARED, Call, Checks, admit
-from vnext.server.context.openai_types import NO_USAGE, CompletionBody, sampling_params, usage_shown
+from vnext.server.call import SHARED, Call, Checks, admit, sampling_params
+from vnext.server.context.openai_types import NO_USAGE, CompletionBody, usage_shown
 from vnext.server.context.prompts import prompts_of, tokens_of, with_suffix
 from vnext.server.context.server_context import ServerContext
 from vnext.text.answer import Delta

@@ -34,7 +34,7 @@ from vnext.server.context.errors import Aborted, in_names
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.traces import call_trace
-from vnext.server.http.starts import unhurried
+from vnext.server.http.streaming import unhurried
 from vnext.text.prompt_results import NO_TEMPLATE, embedding_request, shortened, usual_pooling
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
     context, client = call.context, call.client
     context.check_engine()
     model = context.model_name(call.body.model, client)
-    whose = {"client": context.identity.client_number(client), "weight": context.keys.weight(client)}
-    given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salt(client, ""), **whose}
+    whose = {"client": context.identity.client_number(client), "weight": context.keys.weights.get(client, 1)}
+    given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salts.get(client, ""), **whose}
     requests, usual = [], usual_pooling(context.client.ready.environment)
     async for place, (prompt, name) in unhurried(enumerate(zip(prompts, params)), ENTRIES_A_TURN):
         with in_names([("the input", name), ("input", name)]):

@@ -194,9 +194,9 @@ async def handed_over(call: Call, model: str, prompt: bytes) -> tuple[str, int]:
     encodes = context.settings.role == "encode"
     asked = SubmitRequest(
         name=call.names, prompt=prompt, sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
-        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), hands_over=not encodes,
+        cache_salt=context.keys.salts.get(call.client, "") + (body.cache_salt or ""), hands_over=not encodes,
         adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
-        inputs_ticket=call.inputs_ticket, weight=context.keys.weight(call.client),
+        inputs_ticket=call.inputs_ticket, weight=context.keys.weights.get(call.client, 1),
     )  # fmt: skip
     if encodes:
         from vnext.runtime.client.encode import of_inputs

@@ -31,9 +31,11 @@ class PrefixIndex(Version[Sides, Undo]):
 
     __slots__ = ("_count",)
 
-    def __init__(self, blocks: dict[bytes, int], keys: list[bytes | None]) -> None:
+    def __init__(
+        self, blocks: dict[bytes, int], keys: list[bytes | None], older: PrefixIndex | None = None, undo: Undo | None = None
+    ) -> None:
         """Takes ownership of both sides, which must mirror each other. `keys` has an entry for each page of the pool."""
-        super().__init__((blocks, keys))
+        super().__init__((blocks, keys), older, undo)
         self._count = len(blocks)
 
     def __len__(self) -> int:
@@ -88,20 +90,13 @@ class PrefixIndex(Version[Sides, Undo]):
         """This table with these pairs, except for hashes that already have a page. Takes ownership of the list."""
         store = self._own()
         came = impl.insert(*store, pairs)
-        return self._next_version(store, (came, [])) if came else self
+        return PrefixIndex(*store, self, (came, [])) if came else self
 
     def remove(self, taken: np.ndarray) -> PrefixIndex:
         """This table without the hashes of these pages (int32[n])."""
         store = self._own()
         gone = impl.remove(*store, taken)
-        return self._next_version(store, ([], gone)) if gone else self
-
-    def _next_version(self, store: Sides, undo: Undo) -> PrefixIndex:
-        newer = PrefixIndex.__new__(PrefixIndex)
-        Version.__init__(newer, store)
-        newer._count = len(store[0])
-        self._succeeded_by(newer, undo)
-        return newer
+        return PrefixIndex(*store, self, ([], gone)) if gone else self
 
     def _apply(self, store: Sides, undo: Undo) -> Undo:
         gone, come = undo

@@ -13,6 +13,8 @@ were not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -102,8 +104,10 @@ def no_rows(speculates: bool = False, recurs: bool = False) -> Rows:
     return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64), drafting, recurrent)
 
 
-def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
-    """The rows for which `keep` (bool[R]) is true. The matrix stays contiguous, as the kernels of columns.py require."""
+def without_rows(rows: Rows, gone: Sequence[int]) -> Rows:
+    """The other rows. The matrix stays contiguous, as the kernels of columns.py require."""
+    keep = np.ones(len(rows), dtype=bool)
+    keep[list(gone)] = False
     drafting = None if rows.drafting is None else np.compress(keep, rows.drafting, axis=1)
     recurrent = None if rows.recurrent is None else np.compress(keep, rows.recurrent, axis=1)
     return Rows(np.compress(keep, rows.cells, axis=1), drafting, recurrent)

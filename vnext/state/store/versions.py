@@ -32,10 +32,13 @@ class Version(Generic[Store, Undo]):
 
     __slots__ = ("_next", "_store", "_undo")
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, older: Self | None = None, undo: Undo | None = None) -> None:
+        """`older`: the version before this one, from which `undo` leads back to it."""
         self._store: Store | None = store
         self._undo: Undo | None = None
         self._next: Self | None = None
+        if older is not None:
+            older._store, older._undo, older._next = None, undo, self
 
     def _apply(self, store: Store, undo: Undo) -> Undo:
         """Change the store by an undo record; returns the record that changes it back."""
@@ -52,17 +55,11 @@ class Version(Generic[Store, Undo]):
             assert node._next is not None, "a version without a store has a newer one"
             node = node._next
         for earlier in reversed(chain):
-            node._pass_to(earlier, store)
+            assert earlier._undo is not None, "an older version remembers how it differs"
+            node._undo, node._next, node._store = self._apply(store, earlier._undo), earlier, None
+            earlier._store, earlier._undo, earlier._next = store, None, None
             node = earlier
         return store
-
-    def _pass_to(self, earlier: Self, store: Store) -> None:
-        assert earlier._undo is not None, "an older version remembers how it differs"
-        self._undo, self._next, self._store = self._apply(store, earlier._undo), earlier, None
-        earlier._store, earlier._undo, earlier._next = store, None, None
-
-    def _succeeded_by(self, newer: Self, undo: Undo) -> None:
-        self._store, self._undo, self._next = None, undo, newer
 
 
 class VersionedArray(Version[np.ndarray, tuple[np.ndarray, np.ndarray]]):
@@ -74,8 +71,11 @@ class VersionedArray(Version[np.ndarray, tuple[np.ndarray, np.ndarray]]):
 
     __slots__ = ("hash",)
 
-    def __init__(self, values: np.ndarray, hash_: int | None = None) -> None:
-        super().__init__(values)
+    def __init__(
+        self, values: np.ndarray, hash_: int | None = None, older: VersionedArray | None = None,
+        undo: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(values, older, undo)
         self.hash = columns.impl.array_hash(values) if hash_ is None else hash_
 
     def __len__(self) -> int:
@@ -96,9 +96,7 @@ class VersionedArray(Version[np.ndarray, tuple[np.ndarray, np.ndarray]]):
         places = np.ascontiguousarray(places, dtype=np.int32)
         store = self._own()
         change = columns.impl.exchange(store, places, values)
-        newer = VersionedArray(store, (self.hash + change) & _WORD)
-        self._succeeded_by(newer, (places, values))
-        return newer
+        return VersionedArray(store, (self.hash + change) & _WORD, self, (places, values))
 
     def _apply(self, store: np.ndarray, undo: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         columns.impl.exchange(store, *undo)
@@ -113,9 +111,12 @@ class VersionedMap(Version[dict[Key, Value], _Change[Key, Value]], Generic[Key, 
 
     __slots__ = ("_count",)
 
-    def __init__(self, items: dict[Key, Value] | None = None) -> None:
+    def __init__(
+        self, items: dict[Key, Value] | None = None, older: VersionedMap[Key, Value] | None = None,
+        undo: _Change[Key, Value] | None = None,
+    ) -> None:  # fmt: skip
         store = {} if items is None else items
-        super().__init__(store)
+        super().__init__(store, older, undo)
         self._count = len(store)
 
     def __len__(self) -> int:
@@ -161,10 +162,7 @@ class VersionedMap(Version[dict[Key, Value], _Change[Key, Value]], Generic[Key, 
         if not gone and not new:
             return self
         store = self._own()
-        undo = self._apply(store, (gone, new))
-        newer: VersionedMap[Key, Value] = VersionedMap(store)
-        self._succeeded_by(newer, undo)
-        return newer
+        return VersionedMap(store, self, self._apply(store, (gone, new)))
 
     def _apply(self, store: dict[Key, Value], undo: _Change[Key, Value]) -> _Change[Key, Value]:
         """Remove keys, then insert pairs. A key whose value changes is in both."""

@@ -9,13 +9,11 @@ if configured to, then sleeps in the kernel. If an end dies without closing, kil
 
 from __future__ import annotations
 
-import time
-
-from vnext.runtime.transport.ring.memory import Segment
 from vnext.runtime.transport.ring.memory_plain import STATE_MASK, PlainMemory, Presence
 
 MESSAGE_BYTES_MAX = 2**30
 NANOSECONDS = 1e9
+CLOSED = "this end of the ring is closed"
 PRESENCES = tuple(Presence)  # by number: asking the enumeration costs ten times as much
 
 
@@ -38,19 +36,3 @@ def look(memory: PlainMemory, line: int) -> tuple[Presence, int]:
     if state >= len(PRESENCES):
         raise RingCorrupt(f"line {line} of the ring holds the unknown state {state}")
     return PRESENCES[state], position
-
-
-def deadline_s(timeout_s: float | None) -> float | None:
-    """The moment `timeout_s` from now, None for no limit."""
-    return None if timeout_s is None else time.monotonic() + timeout_s
-
-
-def left_s(end_s: float | None) -> float | None:
-    """Seconds until a deadline, negative after it."""
-    return None if end_s is None else end_s - time.monotonic()
-
-
-def require_open(segment: Segment) -> None:
-    """Raise RingClosed if this end is closed."""
-    if segment.closed:
-        raise RingClosed("this end of the ring is closed")

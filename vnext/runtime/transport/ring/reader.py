@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from math import inf
 from typing import Self
 
 from vnext.runtime.processes.futex import WaitMethod
 from vnext.runtime.processes.thread_plan import ring_spin_us
 from vnext.runtime.transport.ring.common import (
+    CLOSED,
     MESSAGE_BYTES_MAX,
     NANOSECONDS,
     RingAbandoned,
     RingClosed,
     RingCorrupt,
-    deadline_s,
-    left_s,
     look,
-    require_open,
 )
 from vnext.runtime.transport.ring.memory import WRITER, Segment
 from vnext.runtime.transport.ring.memory_plain import ALIGNMENT_BYTES, HEAD_BYTES, NUMBER_MASK, Presence, length_in, padded
@@ -61,13 +61,13 @@ class RingReader:
         process has ended, within IDLE_POLLS times WRITER_POLL_S. Raises RingCorrupt for memory that no writer of ours has
         written.
         """
-        require_open(self._segment)
+        if self._segment.closed:
+            raise RingClosed(CLOSED)
         only_looks = timeout_s is not None and timeout_s <= 0  # and reads no clock
-        end_s = None if only_looks else deadline_s(timeout_s)
+        end_s = 0.0 if only_looks else time.monotonic() + (inf if timeout_s is None else timeout_s)
         spin_ns, is_dead, poll_s = self._spin_ns, False, WRITER_POLL_S
         while True:
-            rest_s = 0.0 if only_looks else left_s(end_s)
-            wait_s = poll_s if rest_s is None else max(0.0, min(rest_s, poll_s))
+            wait_s = 0.0 if only_looks else max(0.0, min(end_s - time.monotonic(), poll_s))
             if (message := self._wait_and_take(spin_ns, 0 if is_dead else int(wait_s * NANOSECONDS))) is not None:
                 return message
             presence, position = look(self._memory, WRITER)
@@ -80,7 +80,7 @@ class RingReader:
                 raise RingAbandoned("the process of the ring's writer has ended without closing it")
             elif not self._segment.liveness.has_owner(WRITER):
                 is_dead = True  # its last message may have come after our look
-            elif only_looks or ((rest_s := left_s(end_s)) is not None and rest_s <= 0):
+            elif only_looks or end_s <= time.monotonic():
                 return None
             spin_ns, poll_s = 0, min(2 * poll_s, IDLE_POLLS * WRITER_POLL_S)
 

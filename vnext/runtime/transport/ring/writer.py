@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Self
 
 from vnext.runtime.processes.futex import WaitMethod
 from vnext.runtime.transport.ring.common import (
+    CLOSED,
     MESSAGE_BYTES_MAX,
     NANOSECONDS,
     RingAbandoned,
     RingClosed,
     RingCorrupt,
-    deadline_s,
-    left_s,
     look,
-    require_open,
 )
 from vnext.runtime.transport.ring.memory import CAPACITY_BYTES_MIN, WRITER, Segment
 from vnext.runtime.transport.ring.memory_plain import ALIGNMENT_BYTES, HEAD_BYTES, NUMBER_MASK, Presence, head_of, padded
@@ -63,13 +62,15 @@ class RingWriter:
     @property
     def used_bytes(self) -> int:
         """Bytes that the slowest reader has yet to read."""
-        require_open(self._segment)
+        if self._segment.closed:
+            raise RingClosed(CLOSED)
         return self._position - min(self._reader_position(index) for index in range(self._segment.reader_count))
 
     @property
     def attached_count(self) -> int:
         """Readers that are attached now."""
-        require_open(self._segment)
+        if self._segment.closed:
+            raise RingClosed(CLOSED)
         lines = range(1, 1 + self._segment.reader_count)
         return sum(look(self._memory, line)[0] == Presence.ATTACHED for line in lines)
 
@@ -83,7 +84,8 @@ class RingWriter:
         that has not attached yet is waited for); ValueError over MESSAGE_BYTES_MAX. A message of at most half the
         capacity is sent wholly or not at all; after an error inside a longer one the ring can only be closed.
         """
-        require_open(self._segment)
+        if self._segment.closed:
+            raise RingClosed(CLOSED)
         if self._is_torn:
             raise RingClosed("the ring holds half a message after a failed write; create a new one")
         if len(message) > self._part_bytes_max:
@@ -109,11 +111,11 @@ class RingWriter:
         """The head goes with the first part; each later part has the capacity's half, but for the last."""
         if len(message) > MESSAGE_BYTES_MAX:
             raise ValueError(f"a message of {len(message)} bytes is over the ring's bound of {MESSAGE_BYTES_MAX}")
-        end_s = deadline_s(timeout_s)
+        end_s = time.monotonic() + (inf if timeout_s is None else timeout_s)
         head, body = head_of(self._number, len(message)), memoryview(message)
         for start in range(0, len(message), self._part_bytes_max):
             part = body[start : start + self._part_bytes_max]
-            self._ensure_space(len(head) + padded(len(part)), left_s(end_s), is_alive)
+            self._ensure_space(len(head) + padded(len(part)), end_s - time.monotonic(), is_alive)
             self._memory.put(self._position, head)
             self._memory.put(self._position + len(head), part)
             self._position += len(head) + padded(len(part))
@@ -129,7 +131,8 @@ class RingWriter:
         if self._slowest_position >= oldest_allowed:
             return
         self.stall_count += 1
-        begin_s, end_s = time.monotonic(), deadline_s(timeout_s)
+        begin_s = time.monotonic()
+        end_s = begin_s + (inf if timeout_s is None else timeout_s)
         try:
             for index in readers:
                 self._await_reader(index, oldest_allowed, end_s, is_alive)
@@ -137,7 +140,7 @@ class RingWriter:
             self.stall_seconds += time.monotonic() - begin_s
 
     def _await_reader(
-        self, index: int, oldest_allowed: int, end_s: float | None, is_alive: Callable[[], None] | None
+        self, index: int, oldest_allowed: int, end_s: float, is_alive: Callable[[], None] | None
     ) -> None:
         is_dead = False
         while (position := self._reader_position(index)) < oldest_allowed:
@@ -148,12 +151,12 @@ class RingWriter:
                 is_alive()
             if is_dead:
                 raise RingAbandoned(f"the process of the ring's reader {index} has ended with messages unread")
-            rest_s = left_s(end_s)
+            rest_s = end_s - time.monotonic()
             if presence == Presence.ATTACHED and not self._segment.liveness.has_owner(1 + index):
                 is_dead = True  # its last act may have come after our look, and the hook may know more soon
-            elif rest_s is not None and rest_s <= 0:
+            elif rest_s <= 0:
                 raise TimeoutError(f"the ring stayed full: its reader {index} does not read; is its process stuck?")
-            wait_s = ALIVE_POLL_S if is_dead or rest_s is None else min(rest_s, ALIVE_POLL_S)
+            wait_s = ALIVE_POLL_S if is_dead else min(rest_s, ALIVE_POLL_S)
             self._memory.await_change(1 + index, position, 0, int(wait_s * NANOSECONDS))
 
     def _reader_position(self, index: int) -> int:
