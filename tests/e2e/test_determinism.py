@@ -125,7 +125,8 @@ def test_the_same_holds_for_blocks_of_a_file(activations: str, blocks: str, tmp_
     started = log.header.started.environment
     assert (started["quantization"], started["codes"]) == ("codes", "Q4_1 blocks")
     assert started.get("activations", "auto") == activations
-    assert _scheme(started) == " in Q4_1 blocks" and _scheme({"quantization": "none"}) == ""
+    by = ", activations in bf16" if activations == "bf16" else ""
+    assert _scheme(started) == f" in Q4_1 blocks{by}" and _scheme({"quantization": "none"}) == ""
 
 
 def test_sixteen_bits_in_plain_torch_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -58,9 +58,11 @@ def _device(environment: Mapping[str, str]) -> str:
 
 
 def _scheme(environment: Mapping[str, str]) -> str:
-    """In what form weights are multiplied by, where these are no floats."""
+    """In what form weights are multiplied by, where these are no floats, and by what where that is not int8."""
     found = environment.get("codes", environment["quantization"])
-    return "" if found == NO_FORMAT else f" in {found}"
+    activations = environment.get("activations")
+    by = f", activations in {activations}" if activations else ""
+    return "" if found == NO_FORMAT else f" in {found}{by}"
 
 
 def _each(engine: RunningEngines) -> str:
