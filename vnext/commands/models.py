@@ -43,6 +43,8 @@ def models(command: ModelsCommand) -> int:
         print(f"vnext {command.word}: {error}{'' if str(error)[-1] == '?' else '.'}", file=sys.stderr)
         return REFUSED
     except OSError as error:
+        if error.filename is None:  # the output's
+            raise
         print(f"vnext {command.word}: {error.filename} cannot be used ({error.strerror}).", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 from vnext.commands.bench import report, running
 from vnext.commands.bench.cli import main
 from vnext.commands.bench.running import without_key
+from vnext.commands.bench.serve import save
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.workload import Workload
 
@@ -249,6 +250,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_request(
     assert f"{argv[-1]} {tmp_path}/file/r.json cannot be written" in said and len(said.splitlines()) == 1
     assert main(["serve", "--base-url", "http://127.0.0.1:1", *argv, str(tmp_path / "new")]) == 2
     assert "is it running?" in capsys.readouterr().err and not [each for each in tmp_path.rglob("*") if each.name != "file" and each.is_file()]
+
+
+def test_what_was_measured_is_printed_where_its_file_finds_no_room(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["sched", "--batches", "4", "--rounds", "2", "--json", "/dev/full"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "vnext-bench: /dev/full cannot be written (No space left on device): what was measured is printed alone.\n"
+    assert "batch" in said.out
+    values = {"result_dir": "/dev/full", "result_filename": "r.json"}
+    result = {"max_concurrency": None, "model_id": "m", "backend": "openai", "request_rate": "inf", "date": "now"}
+    assert save(values, result).startswith("/dev/full/r.json cannot be written (")
+    assert save(values | {"result_dir": str(tmp_path)}, result) == "" and (tmp_path / "r.json").stat().st_size
 
 
 @pytest.mark.parametrize(

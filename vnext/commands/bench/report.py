@@ -42,11 +42,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text."""
+    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text. `unwritten` says why a
+    file of it could not be written, "" if it was."""
 
     figures: dict[str, float]
     workload: Mapping[str, object]
     shown: str = ""
+    unwritten: str = ""
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()
@@ -88,10 +90,19 @@ def require_writable(path: Path, named: str) -> None:
         raise SettingsError(f"{named} cannot be written ({error.strerror}): choose another file.") from error
 
 
-def write_report(report: Report, path: Path) -> None:
-    """As indented JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+def write_report(report: Report, path: Path) -> str:
+    """Write it as indented JSON, as `written` does."""
+    return written(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
+
+
+def written(path: Path, data: bytes) -> str:
+    """Write a file of what was measured. Returns why that failed, "" if it did not: the figures are still shown."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data + b"\n")
+    except OSError as error:
+        return f"{path} cannot be written ({error.strerror}): what was measured is printed alone."
+    return ""
 
 
 def text(report: Report) -> str:

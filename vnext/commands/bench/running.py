@@ -64,11 +64,12 @@ def run(given: Given, argv: Sequence[str]) -> int:
         return INTERRUPTED
     command = shlex.join(["vnext-bench", *without_key(argv)])
     report = make_report(name=given.command, command=command, before=before, after=machine(), result=measured)
-    if given.values["json"]:
-        write_report(report, Path(given.values["json"]))
+    unwritten = write_report(report, Path(given.values["json"])) if given.values["json"] else ""
     with reporting("vnext-bench"):
         print(measured.shown or text(report))
-    return held(bounds, report.figures)
+    for sentence in filter(None, (measured.unwritten, unwritten)):
+        print(f"vnext-bench: {sentence}", file=sys.stderr)
+    return held(bounds, report.figures) or (FAILED if measured.unwritten or unwritten else DONE)
 
 
 def held(bounds: Sequence[Bound], figures: Mapping[str, float]) -> int:

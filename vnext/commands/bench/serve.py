@@ -33,7 +33,7 @@ from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
 from vnext.commands.bench.options import ENDPOINTS, SENT
-from vnext.commands.bench.report import Result, progress, require_writable
+from vnext.commands.bench.report import Result, progress, require_writable, written
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import (
     Interval,
@@ -84,14 +84,14 @@ def serve(given: Given) -> Result:
         **result_of(timelines, elapsed_s, wanted), **spent,
     }  # fmt: skip
     intervals = intervals_of(timelines, wanted)
-    if values["save_result"]:
-        save(values, {**result, "confidence_95": intervals, **(details_of(timelines) if values["save_detailed"] else {})})
+    whole = {**result, "confidence_95": intervals, **(details_of(timelines) if values["save_detailed"] else {})}
     notes = [*client_notes(seen), *failure_notes(timelines)]
     return Result(
         figures=server_figures(timelines, elapsed_s, asked, begin_s) | seen,
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
+        unwritten=save(values, whole) if values["save_result"] else "",
         shown="\n".join([
             table(result, wanted), *(f"{name}: {value:,}" for name, value in spent.items()), *interval_lines(intervals),
             *(f"note: {note}" for note in notes),
@@ -255,16 +255,12 @@ def request_of(name: str, path: str, backend: str, sample: Sample, ignore_eos: b
     )  # fmt: skip
 
 
-def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, Interval]]) -> None:
-    """Write the result file. Raises SettingsError."""
+def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, Interval]]) -> str:
+    """Write the result file, as `written` does."""
     bound = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     model = str(result["model_id"]).rpartition("/")[2]
     path = result_path(values, f"{result['backend']}-{result['request_rate']}qps{bound}-{model}-{result['date']}.json")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(result) + b"\n")
-    except OSError as error:
-        raise SettingsError(f"--result-dir: {path} cannot be written ({error.strerror}).") from error
+    return written(path, msgspec.json.encode(result))
 
 
 def result_path(values: Mapping[str, Any], usual: str) -> Path:

@@ -105,7 +105,7 @@ def print_diff(console: Console, answer: Diff) -> None:
         records(console, "settings that differ", ("name", "one", "other"), _fields(answer.headers))
     console.print(f"equal: {counted(answer.segments_equal, 'segment')}, then {counted(answer.frames_equal, 'frame')}")
     if answer.fields:
-        where = f"step {answer.step}, event {answer.event}: {answer.what}"
+        where = f"{f'step {answer.step}' if answer.step >= 0 else 'before the first step'}, event {answer.event}: {answer.what}"
         records(console, f"first divergence, {where}; fields that differ", ("name", "one", "other"), _fields(answer.fields))
     console.print(_conclusion(answer), style="bold green" if answer.same else "bold red")
 
