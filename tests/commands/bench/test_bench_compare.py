@@ -14,9 +14,10 @@ from aiohttp.test_utils import TestServer
 from chromium import BrowserPage
 from test_bench_cli import Backend, SlowBackend, status
 
+from vnext.commands.bench import sweep
 from vnext.commands.bench.bounds import bounds_of, broken
 from vnext.commands.bench.compare import compare
-from vnext.commands.bench.server_runs import MeasurementFailed
+from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable
 from vnext.commands.bench.sweep import knee
 from vnext.runtime.protocol.settings import SettingsError
 
@@ -191,6 +192,24 @@ def test_a_sweep_finds_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[st
     report = json.loads((tmp_path / "report").read_text())
     assert report["figures"]["knee_concurrency"] == 1 and [run["load"] for run in report["runs"]] == [1, 4]
     assert "<- knee" in capsys.readouterr().out.splitlines()[1]
+
+
+@pytest.mark.parametrize(("error", "words"), [(ServerUnusable("it is gone"), "it is gone"), (KeyboardInterrupt(), "interrupted")])
+def test_a_sweep_that_ends_early_keeps_its_runs(error, words, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is gone, or Ctrl-C, in the second run: the first was measured."""
+    real, seen = sweep.measured, []
+
+    async def measured(*given):
+        seen.append(given)
+        if len(seen) > 1:
+            raise error
+        return await real(*given)
+
+    monkeypatch.setattr(sweep, "measured", measured)
+    assert swept(Backend(), "--concurrencies", "1,2", "--json", str(tmp_path / "report")) == 1
+    assert [run["load"] for run in json.loads((tmp_path / "report").read_text())["runs"]] == [1]
+    said = capsys.readouterr()
+    assert said.err == f"vnext-bench: the sweep ended at 2: {words}\n" and "<- knee" in said.out
 
 
 def test_rates_double_until_the_knee_is_past(tmp_path: Path) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from log_drive import small_config, started
 
 from tests.replay.log_answers import answer
 from vnext.replay.cli.main import main
+from vnext.replay.console.commands import in_processes
 from vnext.replay.futures.auto import Changes, sought
 from vnext.replay.futures.what_if import serve_line
 from vnext.replay.futures.what_if_score import RunScore
@@ -78,3 +86,14 @@ def test_without_an_objective_there_is_nothing_to_seek(tmp_path, capsys) -> None
     incidents.record(tmp_path, "slow_client")
     assert main(["what-if", str(tmp_path / "slow_client"), "--auto"]) == 2
     assert "--auto seeks the settings that meet an objective" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_processes_without_a_word_of_theirs(capfd: pytest.CaptureFixture[str]) -> None:
+    """It reaches all processes of a terminal, this one too. They ignore it, and would sleep on."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        assert all(signal.SIGINT in blocked for blocked in in_processes(pool, partial(signal.pthread_sigmask, signal.SIG_BLOCK), [(), ()]))
+        workers = list(pool._processes)
+        Timer(0.2, lambda: [os.kill(each, signal.SIGINT) for each in (*workers, os.getpid())]).start()
+        with pytest.raises(KeyboardInterrupt):
+            in_processes(pool, time.sleep, [300, 300])
+    assert capfd.readouterr().err == ""

@@ -42,13 +42,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text. `unwritten` says why a
-    file of it could not be written, "" if it was."""
+    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text. `failure` says why a
+    part of it could not be measured or written, "" if it was."""
 
     figures: dict[str, float]
     workload: Mapping[str, object]
     shown: str = ""
-    unwritten: str = ""
+    failure: str = ""
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()

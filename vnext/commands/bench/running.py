@@ -67,9 +67,9 @@ def run(given: Given, argv: Sequence[str]) -> int:
     unwritten = write_report(report, Path(given.values["json"])) if given.values["json"] else ""
     with reporting("vnext-bench"):
         print(measured.shown or text(report))
-    for sentence in filter(None, (measured.unwritten, unwritten)):
+    for sentence in filter(None, (measured.failure, unwritten)):
         print(f"vnext-bench: {sentence}", file=sys.stderr)
-    return held(bounds, report.figures) or (FAILED if measured.unwritten or unwritten else DONE)
+    return held(bounds, report.figures) or (FAILED if measured.failure or unwritten else DONE)
 
 
 def held(bounds: Sequence[Bound], figures: Mapping[str, float]) -> int:

@@ -91,7 +91,7 @@ def serve(given: Given) -> Result:
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
-        unwritten=save(values, whole) if values["save_result"] else "",
+        failure=save(values, whole) if values["save_result"] else "",
         shown="\n".join([
             table(result, wanted), *(f"{name}: {value:,}" for name, value in spent.items()), *interval_lines(intervals),
             *(f"note: {note}" for note in notes),

@@ -13,6 +13,7 @@ from typing import Any
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.report import Result, progress, runs_table
 from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
+from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError
@@ -26,7 +27,7 @@ COLUMNS = {
 
 
 def sweep(given: Given) -> Result:
-    """One run after another. Raises as `serve` does."""
+    """One run after another. Raises as `serve` does, in the first run; a later one that fails ends the sweep."""
     values = given.values
     name = "concurrency" if values["concurrencies"] else "request_rate"
     if values["concurrencies"] and values["rates"]:
@@ -38,9 +39,16 @@ def sweep(given: Given) -> Result:
     samples = samples_of(values, tokenizer_of(values))
     runs: list[dict[str, float]] = []
     notes: list[str] = []
+    failure = ""
     for load in progress("loads", listed or doubled(runs, bool(goodput))):
         at = {"request_rate": 0.0, "concurrency": 0} | {name: load if name == "request_rate" else int(load)}
-        _, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values | at, samples))
+        try:
+            _, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values | at, samples))
+        except (ServerUnusable, MeasurementFailed, KeyboardInterrupt) as error:
+            if not runs:
+                raise
+            failure = f"the sweep ended at {load:g}: {str(error) or 'interrupted'}"
+            break
         found = server_figures(timelines, elapsed_s, at["request_rate"], begin_s) | seen
         good = sum(not each.error and is_good(each, goodput) for each in timelines) / len(timelines)
         runs.append({"load": load} | ({"good_share": good} if goodput else {}) | found)
@@ -48,7 +56,7 @@ def sweep(given: Given) -> Result:
     best = runs[knee(runs, bool(goodput))]
     return Result(
         figures={f"knee_{name}": best["load"]} | {key: value for key, value in best.items() if key != "load"},
-        workload=workload_of(values), notes=tuple(notes),
+        workload=workload_of(values), notes=tuple(notes), failure=failure,
         shown="\n".join([runs_table(COLUMNS, runs, best), *(f"note: {note}" for note in notes)]), runs=tuple(runs),
     )  # fmt: skip
 

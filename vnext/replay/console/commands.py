@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -19,12 +20,17 @@ from vnext.replay.console.ended import COMPLETE, Ended, ended, ended_all
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog, open_log
 
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 PIPE_WIDTH = 250
 INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
 Run = Callable[[argparse.Namespace, Console], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class Terminal(Console):
@@ -91,6 +97,21 @@ def how_ended(arguments: argparse.Namespace) -> Ended:
     """How the command's logs end."""
     paths = logs_of(arguments)
     return ended_all([ended(open_log(path)) for path in paths], [str(path) for path in paths])
+
+
+def in_processes(pool: ProcessPoolExecutor, run: Callable[[Given], Found], given: Iterable[Given]) -> list[Found]:
+    """`run` of each, in the pool's processes. Ctrl-C does not reach these, which would each print where they were: it ends them."""
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes begin as the one that starts them
+        try:
+            found = pool.map(run, given)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return list(found)
+    except KeyboardInterrupt:
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
 
 
 def top_of(arguments: argparse.Namespace, top_max: int) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vnext.log.codec import SEGMENT_SUFFIX, encode_body
 from vnext.replay.console import render
-from vnext.replay.console.commands import print_answer
+from vnext.replay.console.commands import in_processes, print_answer
 from vnext.replay.futures.forking import Future, future_of, future_options
 from vnext.replay.futures.redecided import events_of, predicate_of, recorded_events, require_decisions
 from vnext.replay.futures.shrinking import write_log
@@ -111,7 +111,7 @@ def fork(order: Order, jobs: int = 1) -> tuple[Forked, tuple[int, Future] | None
         states_at(open_log(Path(order.log)), order.points)  # builds the index once for all processes
         shares = [msgspec.structs.replace(order, share=share, shares=jobs) for share in range(jobs)]
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            found = [each for part in pool.map(futures_of, shares) for each in part]
+            found = [each for part in in_processes(pool, futures_of, shares) for each in part]
     failures = sorted((each for each in found if each[1].kind), key=lambda each: each[1].seed)
     kinds = Counter(future.kind for _, future in failures)
     return Forked(

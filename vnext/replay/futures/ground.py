@@ -6,7 +6,7 @@ Owns single runs and their figures, in this process or in others. auto.py and wh
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from vnext.replay.console.commands import in_processes
 from vnext.replay.futures.auto import WEIGHT, Changes
 from vnext.replay.futures.recording import Prompts, Recorded, kinds_of, on_times_of, overheads_of, recorded
 from vnext.replay.futures.step_times import Drawn, Model, Pace, fit, of_kinds, stretches
@@ -162,8 +163,10 @@ class Runs:
     def scores(self, trials: Sequence[Trial]) -> list[RunScore]:
         """What these runs give, in order."""
         missing = [trial for trial in dict.fromkeys(trials) if trial not in self._found]
-        run: Callable[[Trial], RunScore] = self._here if self._pool is None else _there
-        self._found.update(zip(missing, map(run, missing) if self._pool is None else self._pool.map(run, missing)))
+        if self._pool is None:
+            self._found.update(zip(missing, map(self._here, missing)))
+        elif missing:
+            self._found.update(zip(missing, in_processes(self._pool, _there, missing)))
         return [self._found[trial] for trial in trials]
 
     def _here(self, trial: Trial) -> RunScore:
