@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -194,8 +195,9 @@ def test_a_python_without_readline_talks_too(root: Path, server: ThreadingHTTPSe
         "import sys; sys.modules['readline'] = None; from vnext.commands.cli import main; "
         f"raise SystemExit(main(['chat', '--url', 'http://127.0.0.1:{server.server_port}']))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=root, input="hello\n", capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "") and "hello" in ran.stdout
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, input=b"hello \xff\n", capture_output=True, timeout=60, env=strict)
+    assert (ran.returncode, ran.stderr) == (0, b"") and "hello \ufffd" in ran.stdout.decode(), "what is no UTF-8 ends no talk"
 
 
 def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +205,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TalkFailed, match="is a server running there"):
         talker(command)
     assert chat(command) == 2
-    assert capsys.readouterr().err.startswith("vnext chat: http://127.0.0.1:1 cannot be reached")
+    assert capsys.readouterr().err.startswith("vnext chat: http://127.0.0.1:1 cannot be reached (Connection refused): is")
 
 
 def test_end_of_input_ends_a_talk_with_an_own_engine(root: Path, tmp_path: Path) -> None:

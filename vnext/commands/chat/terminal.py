@@ -5,6 +5,7 @@ Owns the terminal's output. Ctrl-C ends an answer, never the chat; an answer tha
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -233,6 +234,8 @@ class Lines:
 
     def __init__(self, prompt: str, more: str, history: str = "", words: Sequence[str] = ()) -> None:
         self._prompt, self._more = prompt, more
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a request is UTF-8, whatever comes through a pipe
         self._history = history if readline is not None else ""
         if readline is not None:
             _complete(words)

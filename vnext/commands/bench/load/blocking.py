@@ -73,4 +73,5 @@ def failures() -> Iterator[None]:
         yield
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         kind = "timeout" if isinstance(error, TimeoutError) else "connect" if isinstance(error, urllib.error.URLError) else "broken"
-        raise RequestFailed(kind, str(error) or type(error).__name__) from error
+        inner = getattr(error, "reason", error)  # of a URLError, which would say <urlopen error ...>
+        raise RequestFailed(kind, getattr(inner, "strerror", None) or str(inner) or type(error).__name__) from error
