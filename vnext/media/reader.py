@@ -17,34 +17,44 @@ from vnext.media import anyres, grid, rows, tiles, whole
 from vnext.media.custom import NOT_CUSTOM, Custom
 from vnext.media.films import film_of
 from vnext.media.pictures import MediaError, picture_of
-from vnext.media.seen import FilmForm, Form, Seen, with_images
+from vnext.media.seen import FilmForm, Form, OwnForm, Seen, with_images
 from vnext.media.sounds import SoundForm, file_of
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
 
-FORMS: Mapping[str, Callable[..., Form]] = MappingProxyType(
+FORMS: Mapping[str, Callable[..., OwnForm]] = MappingProxyType(
     {"anyres": anyres.form_in, "grid": grid.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
 )
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32
 """Of one prompt, videos among them."""
-SOUNDS = "sounds"
-"""The name of the form of a model that reads sounds."""
+THEIRS, SOUNDS = "theirs", "sounds"
+"""The names of the forms of models that transformers' processors read for, and of those that read sounds."""
 
 
 def form_of(folder: Path, sizes: str) -> Form:
     """The form of the images of the model in a folder; `sizes`: its name, the token of an image and other numbers. Raises
     MediaError."""
+    if sizes.split()[0] != THEIRS:
+        return own_form(folder, sizes)
+    from vnext.media.theirs import TheirForm  # loads transformers
+
+    return TheirForm(folder, tuple(map(int, sizes.split()[1:])))
+
+
+def own_form(folder: Path, sizes: str) -> OwnForm:
+    """The same, of a tower of ours."""
     name, *numbers = sizes.split()
     return FORMS[name](folder, *map(int, numbers))
 
 
 class Shown(NamedTuple):
-    """An image, a video or a sound, where ranks find it: the text that stands for it, and (digest, tokens) of each input."""
+    """An image, a video or a sound, where ranks find it: the text that stands for it, and of each input the digest, how many tokens
+    it has, and how many of them are the form's."""
 
     text: str
-    inputs: tuple[tuple[bytes, int], ...]
+    inputs: tuple[tuple[bytes, int, int], ...]
     is_film: bool = False
 
 
@@ -88,7 +98,7 @@ class ImageReader:
             raise MediaError(f"{name} is read in one way only: leave mm_processor_kwargs and media_io_kwargs out")
         samples, count = form.heard(self.bytes_at(sound, name) if isinstance(sound, str) else sound, name)
         [digest] = self._store.put([file_of(samples)], name)
-        return Shown(form.mark * count, ((digest, count),))
+        return Shown(form.mark * count, ((digest, count, count),))
 
     def _unread(self, kind: str, name: str) -> MediaError:
         reads = " and ".join({"image": "images", "video": "videos", "audio": "sounds"}[each] for each in self.shown)
@@ -115,7 +125,9 @@ class ImageReader:
     def _kept(self, seen: Seen, name: str, is_film: bool = False) -> Shown:
         assert not isinstance(self._form, SoundForm), "images and videos have asked"
         digests = self._store.put([part.file for part in seen.parts], name, [(part.rows, part.step) for part in seen.parts])
-        return Shown(seen.text, tuple(zip(digests, (len(self._form.spelled(part)) for part in seen.parts))), is_film)
+        spelled = [self._form.spelled(part) for part in seen.parts]
+        counts = [int(np.isin(tokens, self._form.tokens).sum()) for tokens in spelled]
+        return Shown(seen.text, tuple(zip(digests, map(len, spelled), counts, strict=True)), is_film)
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """A prompt's text in which each mark is the text of its image, video or sound. Raises MediaError."""
@@ -125,7 +137,9 @@ class ImageReader:
             text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
         if self._shares and any(image.is_film for image in images):
             return text  # whose frames are images
-        return with_images(text, [image.text for image in images if not image.is_film], self._form.mark, self.kind)
+        text = with_images(text, [image.text for image in images if not image.is_film], self._form.mark, self.kind)
+        between = getattr(self._form, "between", "")
+        return text.replace(2 * between, between) if between else text
 
     def packed(self, tokens: Sequence[int], images: Sequence[Shown]) -> bytes:
         """The tokens of a written prompt as the engine gets them: int32 bytes, in which inputs are. Raises MediaError where the
@@ -137,13 +151,13 @@ class ImageReader:
         queues = [deque(each for image in kind for each in image.inputs) for kind in kinds]
         film_token = self._form.tokens[-1] if has_both else None
         while behind < len(places) and (queue := queues[int(given[places[behind]]) == film_token]):
-            digest, count = queue.popleft()
+            digest, length, count = queue.popleft()
             own = places[behind : behind + count]
-            if len(own) < count or own[-1] - own[0] != count - 1:
+            if len(own) < count or own[-1] - own[0] != length - 1:
                 break
-            inputs.append(Input(int(own[0]), count, digest))
+            inputs.append(Input(int(own[0]), length, digest))
             behind += count
-        wanted = sum(count for image in images for _, count in image.inputs)
+        wanted = sum(count for image in images for _, _, count in image.inputs)
         if behind != wanted or len(places) != wanted or any(queues):
             raise MediaError(f"the tokenizer makes {len(places)} tokens of {self.kind} where the model has {wanted}")
         return with_inputs(given, inputs).tobytes()

@@ -54,6 +54,10 @@ class Form(Protocol):
     def spelled(self, part: Part) -> np.ndarray:
         """The tokens int64 [n] that stand for an input."""
 
+
+class OwnForm(Form, Protocol):
+    """One of a tower of ours."""
+
     def numbers(self, part: Part) -> np.ndarray:
         """What a tower reads of an input: float32 [N, 3, height, width]."""
 

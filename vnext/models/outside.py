@@ -86,7 +86,8 @@ NEEDS = MappingProxyType(
             Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
-            Inkling2 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
+            Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
+        "a text that attends to images by layers of its own (cross-attention)": "Mllama",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert
             Data2VecText DebertaV2 DistilBert Electra Ernie Longformer Marian MBart MegatronBert MPNet MT5 Mvp Pegasus PLBart
@@ -99,6 +100,8 @@ DECODERS = ("", *tuple(NEEDS)[:2])
 PREFIX = "transformers/"
 """Of an architecture that transformers computes, as in "transformers/OPTForCausalLM"."""
 REMEDY = "pip install 'vnext[transformers]'"
+PLUS = "+"
+"""Behind the name of a model whose tower transformers computes, before that of its decoder."""
 _CLASS = re.compile(r"^class (\w+(?:ForCausalLM|LMHeadModel))\(", re.MULTILINE)
 _KNOWN = MappingProxyType({name: need for need, names in NEEDS.items() for name in names.split()})
 _USE = re.compile(r"(For[A-Z]\w*|LMHeadModel|ModelWithLMHead|WithLMHeadModel|Model|LMHead)$")
@@ -131,8 +134,25 @@ def package() -> Path | None:
 @cache
 def writers(model_type: str) -> tuple[str, ...]:
     """The classes that write text of a model type, as config.json has it; () where transformers has none, or is not here."""
+    return tuple(_CLASS.findall(modeling(model_type)))
+
+
+
+def parts_seen(architecture: str) -> tuple[str, str]:
+    """The names of the whole model and of its decoder, "" where transformers computes no tower."""
+    name, _, decoder = architecture.removeprefix(PREFIX).partition(PLUS)
+    return name, decoder
+
+
+def has_tower_of(name: str, model_type: str) -> bool:
+    """Whether the installed package has a model of this name whose images become embeddings of its decoder."""
+    text = modeling(model_type)
+    return f"class {name}(" in text and "def get_image_features(" in text
+
+
+@cache
+def modeling(model_type: str) -> str:
+    """The installed package's code of a model type, as config.json has it, "" where it has none, or is not here."""
     folder, name = package(), re.sub(r"\W", "_", model_type)
-    if folder is None or not name:
-        return ()
-    file = folder / "models" / name / f"modeling_{name}.py"
-    return tuple(_CLASS.findall(file.read_text(encoding="utf-8"))) if file.is_file() else ()
+    file = folder / "models" / name / f"modeling_{name}.py" if folder is not None and name else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""

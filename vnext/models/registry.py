@@ -13,7 +13,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
-from vnext.models.outside import PREFIX, REMEDY, from_file, from_package, is_decoder, package, what_it_needs, writers
+from vnext.models.outside import (
+    PLUS,
+    PREFIX,
+    REMEDY,
+    from_file,
+    from_package,
+    has_tower_of,
+    is_decoder,
+    package,
+    parts_seen,
+    what_it_needs,
+    writers,
+)
 
 
 class Family(NamedTuple):
@@ -201,7 +213,7 @@ HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
 IMPLEMENTATION = "vnext_model_impl"
 """Member of a config.json: the value of --model-impl, where the user gave one."""
 OUR_OWN, THEIRS = ("vnext", "vllm"), "transformers"
-HOSTED = "vnext.models.hosted.family"
+HOSTED, SEEING = "vnext.models.hosted.family", "vnext.models.hosted.seeing"
 
 
 def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
@@ -214,9 +226,18 @@ def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
         if architecture not in writers(str(raw.get("model_type"))):
             raise ModelError(f"the installed transformers has no decoder {architecture!r}: leave --model-impl transformers out")
         return PREFIX + architecture
-    if asked in OUR_OWN or architecture in HEADS or is_known(architecture) or not is_decoder(architecture):
+    if asked in OUR_OWN or architecture in HEADS or is_known(architecture):
         return architecture
+    if not is_decoder(architecture):
+        return _as_seen(architecture, raw)
     return PREFIX + architecture if architecture in writers(str(raw.get("model_type"))) else architecture
+
+
+def _as_seen(architecture: str, raw: Mapping[str, object]) -> str:
+    """The architecture as it is computed where transformers has its tower, and a family of ours its decoder."""
+    text, kind = raw.get("text_config"), str(raw.get("model_type"))
+    decoder = MODEL_TYPES.get(str(text.get("model_type")) if isinstance(text, Mapping) else "", "")
+    return PREFIX + architecture + PLUS + decoder if decoder and has_tower_of(architecture, kind) else architecture
 
 
 def is_known(architecture: str) -> bool:
@@ -243,6 +264,9 @@ def family(architecture: str) -> Family:
     if architecture not in HEADS:
         require_family(architecture)
     module = _module(architecture)
+    if parts_seen(architecture)[1]:
+        found: Family = module.family_of(architecture)
+        return found
     return Family(*(getattr(module if hasattr(module, name) else import_module(USUAL[name]), name) for name in Family._fields))
 
 
@@ -283,6 +307,6 @@ def tower_parts(architecture: str) -> TowerParts:
 
 def _module(architecture: str) -> Any:
     if architecture.startswith(PREFIX):
-        return import_module(HOSTED)
+        return import_module(SEEING if parts_seen(architecture)[1] else HOSTED)
     ours = (FAMILIES | HEADS).get(architecture)
     return from_file(architecture) or (import_module(f"vnext.models.families.{ours}") if ours else from_package(architecture))

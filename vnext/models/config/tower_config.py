@@ -11,7 +11,7 @@ import msgspec
 from vnext.models.config.json_keys import Json, number, positive, refuse, required
 from vnext.models.errors import ModelError
 
-FormName = Literal["tiles", "anyres", "rows", "whole", "grid"]
+FormName = Literal["tiles", "anyres", "rows", "whole", "grid", "theirs"]
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     alike in an image. `window`: squares along each side of what layers see, 0 for all; `whole_layers` see all. `places`: learned
     positions along each side, between which those of patches lie, 0 where each patch has one. What `deep_layers` leave joins the
     first layers of the decoder. `film_token`: in whose place vectors of videos stand, 0 where none are read; `per_second`: how many
-    places lie from one of their seconds to the next, 0 where texts tell times.
+    places lie from one of their seconds to the next, 0 where texts tell times. `more_tokens`: of images, where transformers puts
+    vectors, too.
     """
 
     form: FormName
@@ -49,6 +50,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     deep_layers: tuple[int, ...] = ()
     film_token: int = 0
     per_second: int = 0
+    more_tokens: tuple[int, ...] = ()
 
     @property
     def side(self) -> int:
@@ -81,7 +83,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         numbers = {
             "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most, self.film_token),
             "rows": (self.patch, self.shuffle, self.side),
-            "whole": (self.side, self.vectors), "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
+            "whole": (self.side, self.vectors), "theirs": self.more_tokens,
+            "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
         return " ".join(map(str, (self.form, self.image_token, *numbers)))
 

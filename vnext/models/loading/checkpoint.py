@@ -337,7 +337,8 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
         drafting.assemble(recording, config)
     names = recording.read - recording.heads
     drawn = {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
-    return drawn | _tower_tensors(path, config) if config.tower or config.sound else drawn
+    ours = config.sound or (config.tower and config.tower.form != "theirs")
+    return drawn | _tower_tensors(path, config) if ours else drawn
 
 
 def _tower_tensors(path: Path, config: ModelConfig) -> dict[str, Drawn]:

@@ -31,6 +31,8 @@ HARMLESS_TENSORS = re.compile(
 )
 """Computed anew, or of what is not served: images, layers that draft, what only BERT's training needs; scales of activations, which
 are not rounded here; what formats of weights ask for once; a norm that the dense layer of A.X K1 has and does not use."""
+OF_DECODERS = re.compile(r"\b(language_model|text_model|lm_head)\.")
+"""Of models whose towers transformers reads."""
 HARMLESS = frozenset(
     """
     audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
@@ -107,7 +109,8 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         formats = {name: format for name in source.read if (format := stored.format_of(name)) is not None}
         read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
         drafting = f"{ROOT}layers.{config.layer_count}." if config.mtp_layers == 1 else "/"
-        left = [name for name in stored.names() if name not in read and not HARMLESS_TENSORS.search(name)]
+        ours = OF_DECODERS.search if is_theirs(config) else bool
+        left = [name for name in stored.names() if name not in read and ours(name) and not HARMLESS_TENSORS.search(name)]
         reading = [layer for layer, source in enumerate(config.cache_layers) if source != layer]
         idle = tuple(f"layers.{layer}.self_attn.{part}_" for layer in reading for part in "kv")  # transformers ignores them too
         left = [name for name in left if not name.startswith(drafting) and not any(part in name for part in idle)]
@@ -116,15 +119,26 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
 
 def has_tower(path: Path, config: ModelConfig) -> bool:
     """Whether a checkpoint has any tensor of the tower that its configuration describes: copies for texts alone have none."""
+    if is_dummy(path) and is_theirs(config):
+        return False  # their numbers are in files alone
     if (config.tower is None and config.sound is None) or is_dummy(path):
         return config.tower is not None or config.sound is not None
     with open_checkpoint(path) as own:
         return bool(tower_tensors(own.rooted(), config))
 
 
+def is_theirs(config: ModelConfig) -> bool:
+    """Whether transformers computes the tower."""
+    return config.tower is not None and config.tower.form == "theirs"
+
+
 def tower_tensors(stored: Checkpoint, config: ModelConfig) -> list[str]:
     """Those of a checkpoint that the tower takes which its configuration describes."""
-    parts, source = tower_parts(config.architecture), Recording(lambda name: name in stored)
+    source = Recording(lambda name: name in stored)
+    if is_theirs(config):
+        family(config.architecture).assemble(source, config)
+        return [name for name in stored.names() if name not in source.read and not OF_DECODERS.search(name)]
+    parts = tower_parts(config.architecture)
     parts.assemble(source, parts.config(config))
     return [name for name in sorted(source.read) if name in stored]
 

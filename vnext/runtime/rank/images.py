@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +20,8 @@ import torch
 from vnext.base.version import __version__
 from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
-from vnext.media.reader import form_of
-from vnext.media.seen import Form, part_in
+from vnext.media.reader import own_form
+from vnext.media.seen import OwnForm, part_in
 from vnext.media.sounds import samples_in, spectrogram_of, states_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
@@ -222,15 +222,9 @@ class Inputs(InputVectors):
     form: str
     """What of its processor's settings the vectors depend on."""
 
-    def __init__(
-        self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int, stands_for: int, kept_bytes: int = KEPT_BYTES
-    ) -> None:
-        """Has met no input. `states`: that the tower computes of one. Raises ModelError."""
+    def __init__(self, stands_for: int, kept_bytes: int = KEPT_BYTES) -> None:
+        """Has met no input. Raises ModelError."""
         super().__init__(stands_for)
-        parts = tower_parts(config.architecture)
-        self._config, self._project = parts.config(config), parts.project
-        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
-        self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
         self._kept_bytes = kept_bytes
         self._begun: Begun | None = None  # the cache of keys and values is of one input
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
@@ -303,10 +297,21 @@ class Inputs(InputVectors):
             self._bytes -= self._kept.popitem(last=False)[1].vectors.nbytes
 
 
-def form_at(path: Path, tower: Tower) -> Form:
+class OwnTower:
+    """A tower of ours: its parameters, and a cache of keys and values for one input."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int) -> None:
+        """`states`: that it computes of one. Raises ModelError."""
+        parts = tower_parts(config.architecture)
+        self.config, self.project = parts.config(config), parts.project
+        self.params = load_params(path, self.config, alone(), dtype, "cpu", assemble=parts.assemble)
+        self.kv = make_kv_cache(self.config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
+
+
+def form_at(path: Path, tower: Tower) -> OwnForm:
     """That of the images of the model at `path`. Raises ModelError."""
     try:
-        return form_of(path, tower.sizes)
+        return own_form(path, tower.sizes)
     except MediaError as error:
         raise ModelError(f"{error}.") from error
 
@@ -319,17 +324,19 @@ class Images(Inputs):
         assert config.tower is not None, "a model that reads images"
         self._tower: Tower = config.tower
         self._folder = folder
-        super().__init__(path, config, dtype, self._tower.grid**2, self._tower.image_token, kept_bytes)
+        super().__init__(self._tower.image_token, kept_bytes)
+        self._own = OwnTower(path, config, dtype, self._tower.grid**2)
         self._form = form_at(path, self._tower)
         self.form = repr(self._form)
 
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of an image's input."""
         part = part_in(kept_in(self._folder, digest, "image"))
-        assert self._project is not None, "a tower of images ends in a projection"
-        passing = yield from encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config, units)
+        own = self._own
+        assert own.project is not None, "a tower of images ends in a projection"
+        passing = yield from encode(own.params, own.kv, torch.from_numpy(self._form.numbers(part)), own.config, units)
         spelled = torch.from_numpy(self._form.spelled(part))
-        vectors = self._project(self._params, passing, part.more, self._config)
+        vectors = own.project(own.params, passing, part.more, own.config)
         room = vectors.new_zeros((len(spelled), vectors.shape[1]))
         room[spelled == self._token] = vectors
         return Encoded(room, spelled)
@@ -342,7 +349,8 @@ class Sounds(Inputs):
         """`folder`: the store of sounds. Raises ModelError."""
         assert config.sound is not None, "a model that listens"
         self._sound, self._folder, self.form = config.sound, folder, repr(config.sound)
-        super().__init__(path, config, dtype, self._sound.states, self._sound.token, kept_bytes)
+        super().__init__(self._sound.token, kept_bytes)
+        self._own = OwnTower(path, config, dtype, self._sound.states)
 
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of a sound. One that stands among a prompt's tokens is as long as it is."""
@@ -352,14 +360,18 @@ class Sounds(Inputs):
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
         if self._sound.token:
             spectrogram = spectrogram[:, : 2 * states_of(len(samples)) + 1]
-        states = yield from listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config, units)
+        own = self._own
+        states = yield from listen(own.params, own.kv, torch.from_numpy(spectrogram), own.config, units)
         return Encoded(states, torch.full((len(states),), self._token))
 
 
-def open_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers: Mapping[str, str]) -> Inputs:
-    """What reads the inputs of the model at `path`. `numbers`: how this rank computes, with its `dtype`. Raises ModelError."""
+def open_inputs(
+    settings: RankSettings, path: Path, config: ModelConfig, numbers: Mapping[str, str], theirs: Callable[..., Inputs] | None = None
+) -> Inputs:
+    """What reads the inputs of the model at `path`. `numbers`: how this rank computes, with its `dtype`. `theirs`: what has a tower
+    of transformers, None for one of ours. Raises ModelError."""
     made = (path, config, torch_dtype(numbers["dtype"]), Path(settings.media_dir))
-    inputs = Sounds(*made) if config.sound is not None else Images(*made)
+    inputs = (theirs or (Sounds if config.sound is not None else Images))(*made)
     if settings.inputs_dir:
         identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
         files = VectorFiles(Path(settings.inputs_dir).expanduser(), identity, settings.inputs_bytes)

@@ -228,7 +228,12 @@ def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
         from vnext.runtime.rank.images import open_inputs  # computes in torch
 
         numbers = {"dtype": runner.dtype, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance)}
-        runner.parts.inputs = open_inputs(settings, runner.path, config, numbers)
+        if tower is not None and tower.form == "theirs":
+            from vnext.runtime.rank.their_images import open_their_inputs  # loads transformers
+
+            runner.parts.inputs = open_their_inputs(settings, runner.path, config, numbers)
+        else:
+            runner.parts.inputs = open_inputs(settings, runner.path, config, numbers)
 
 
 def reads_inputs(settings: RankSettings, runner: ModelRunner) -> bool:

@@ -1,0 +1,162 @@
+"""Towers that transformers computes: answers are its own, for any chunk, batch, hit and preemption; what cannot be gets a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_here import llm_here
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from their_cases import CASES, TEXT, VECTOR, VISION, save
+
+from vnext import LLM, SamplingParams
+from vnext.media.pictures import MediaError
+from vnext.media.theirs import TheirForm, _processor_in
+from vnext.models.config.model_config import load_config, parse_config
+from vnext.models.errors import ModelError
+from vnext.models.hosted import seeing
+from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.unread import has_tower, tower_tensors, unread
+
+COUNT = 6
+PICTURES = [np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8) for size in ((40, 70, 3), (33, 20, 3), (32, 32, 3))]
+ASKED = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("seeing")
+
+
+def right(model: Any, path: Path, text: str, which: Sequence[int]) -> tuple[list[int], list[float], int]:
+    """transformers' greedy answer, its log-probabilities, and the length of the prompt."""
+    processor = _processor_in(path)
+    text = text.replace("<image>", processor.image_token)
+    pictures = [Image.fromarray(PICTURES[at]) for at in which]
+    given = processor(text=text, images=pictures, return_tensors="pt", add_special_tokens=False)
+    with torch.inference_mode():
+        found = model.generate(
+            **given, max_new_tokens=COUNT, do_sample=False, eos_token_id=None, output_logits=True, return_dict_in_generate=True
+        )
+    length = given["input_ids"].shape[1]
+    answer = found.sequences[0, length:].tolist()
+    return answer, [float(each[0].log_softmax(-1)[token]) for each, token in zip(found.logits, answer)], length
+
+
+def answers(llm: LLM, path: Path, asked: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
+    mark = _processor_in(path).image_token
+    prompts = [
+        {"prompt": text.replace("<image>", mark), "multi_modal_data": {"image": [PICTURES[at] for at in which]}} for text, which in asked
+    ]
+    return llm.generate(prompts, ASKED, use_tqdm=False)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_answers_are_those_of_transformers(folder: Path, key: str) -> None:
+    path = folder / key
+    model = save(path, key)
+    asked = [("d3 <image> e4 f5 <image> g6", (0, 1)), ("<image> <image> h7", (1, 2)), ("i8 <image>", (2,))]
+    with llm_here(path, dtype="float32", block_size=4, max_num_batched_tokens=29, max_num_seqs=3) as llm:
+        found = answers(llm, path, asked)
+        [again] = answers(llm, path, asked[:1])
+    for answer, own in zip(found, asked):
+        expected, logprobs, length = right(model, path, *own)
+        assert (list(answer.outputs[0].token_ids), len(answer.prompt_token_ids)) == (expected, length)
+        chosen = [each[token].logprob for each, token in zip(answer.outputs[0].logprobs, expected)]
+        assert chosen == pytest.approx(logprobs, rel=0, abs=1e-4)
+    assert again.outputs[0].logprobs == found[0].outputs[0].logprobs and again.num_cached_tokens >= length - 8
+    assert unread(path) == "" and has_tower(path, load_config(path))
+
+
+def test_pages_that_do_not_suffice_change_no_bit(folder: Path) -> None:
+    path = folder / "lives"
+    save(path, "aya_vision")
+    asked = [("d3 <image> e4", (0,)), ("i8 <image>", (2,)), ("<image> f5", (1,))]
+    with llm_here(path, dtype="float32", block_size=4) as llm:
+        alone = [answers(llm, path, [each])[0].outputs[0].logprobs for each in asked]
+    with llm_here(path, dtype="float32", block_size=4, max_model_len=100, num_blocks_override=26, enable_prefix_caching=False) as llm:
+        assert [each.outputs[0].logprobs for each in answers(llm, path, asked)] == alone
+
+
+def test_images_side_by_side_are_as_their_processor_has_them(folder: Path) -> None:
+    path = folder / "idefics2-beside"
+    model = save(path, "idefics2")
+    with llm_here(path, dtype="float32", block_size=4) as llm:
+        [answer] = answers(llm, path, [("d3 <image><image> e4", (0, 1))])
+    expected, _, length = right(model, path, "d3 <image><image> e4", (0, 1))
+    assert (list(answer.outputs[0].token_ids), len(answer.prompt_token_ids)) == (expected, length)
+
+
+def test_newer_names_of_tensors_and_changed_towers(folder: Path) -> None:
+    path = folder / "named"
+    save(path, "internvl")
+    config, own = load_config(path), load_file(path / "model.safetensors")
+    torch.manual_seed(0)
+    before = seeing.TheirTower(path, config, torch.float32)
+    renamed = {
+        name.replace("language_model.lm_head", "lm_head").replace("language_model.model.", "model.language_model.")
+        if name.startswith("language_model.") else f"model.{name}": each
+        for name, each in own.items()
+    }  # fmt: skip
+    assert renamed.keys() & own.keys() <= {"lm_head.weight"}
+    save_file(renamed, path / "model.safetensors", {"format": "pt"})
+    after, form = seeing.TheirTower(path, config, torch.float32), TheirForm(path, (VECTOR,))
+    read = form.read(PICTURES[0])
+    with torch.inference_mode():
+        vectors = [tower.vectors(read.tokens, read.span, read.given) for tower in (before, after)]
+    assert torch.equal(*vectors) and bool((vectors[0][0] != 0).any())
+    with llm_here(path, dtype="float32", block_size=4) as llm:
+        assert len(answers(llm, path, [("<image> d3", (0,))])[0].outputs[0].token_ids) == COUNT
+    names = {name for name in renamed if "vision_tower" in name or "projector" in name}
+    (path / "half").mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (path / "half" / file).write_bytes((path / file).read_bytes())
+    save_file({name: each for name, each in renamed.items() if name != min(names)}, path / "half" / "model.safetensors")
+    with pytest.raises(ModelError, match=f"lacks {min(names)}"):
+        seeing.TheirTower(path / "half", config, torch.float32)
+    save_file({name: each for name, each in renamed.items() if name not in names}, path / "half" / "model.safetensors")
+    assert not has_tower(path / "half", config)
+    with open_checkpoint(path) as stored:
+        assert set(tower_tensors(stored.rooted(), config)) == names
+
+
+def test_a_decoder_that_is_given_more_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "more"
+    save(path, "llava")
+    tower, form = seeing.TheirTower(path, load_config(path), torch.float32), TheirForm(path, (VECTOR,))
+    read, stopped = form.read(PICTURES[0]), seeing.Stopped.__init__
+    assert len(tower.vectors(read.tokens, read.span, read.given)) == 64
+    for more, sentence in (
+        ({"position_ids": torch.zeros(1)}, "gives its decoder position_ids beside the vectors"),
+        ({"inputs_embeds": torch.ones((1, 66, 48))}, "gives its decoder no vectors in the places"),
+        ({"inputs_embeds": None}, "gives its decoder no vectors in the places"),
+    ):
+        monkeypatch.setattr(seeing.Stopped, "__init__", lambda self, given, more=more: stopped(self, given | more))
+        with pytest.raises(ModelError, match=sentence):
+            tower.vectors(read.tokens, read.span, read.given)
+    with pytest.raises(MediaError, match="^the image is 1 x 300 pixels"):
+        form.seen(np.zeros((300, 1, 3), np.uint8), "the image")
+
+
+def raw_of(name: str, **members: Any) -> dict[str, Any]:
+    return getattr(transformers, f"{name}Config")(**members).to_dict() | {"architectures": [f"{name}ForConditionalGeneration"]}
+
+
+def test_what_cannot_be_served_says_why(folder: Path) -> None:
+    gemma = TEXT | {"model_type": "gemma", "head_dim": 12}
+    for raw, sentence in (
+        (raw_of("Mllama"), "it needs a text that attends to images by layers of its own"),
+        (raw_of("PaliGemma", text_config=gemma, vision_config=VISION), "has a decoder of Gemma's, which scales what it is given"),
+        (raw_of("Glm4v"), "'Glm4vForConditionalGeneration' is not supported: it is known and missing here"),
+        (raw_of("Llava", text_config=CASES["llava"].text) | {"image_token_id": "x"}, "names no token that stands for images"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            parse_config(raw, {})
+    with pytest.raises(MediaError, match="cannot make the processor in"):
+        TheirForm(folder, (VECTOR,))

@@ -1,0 +1,139 @@
+"""Small random models whose towers transformers computes, with their processors, as transformers makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+SIDE, PATCH, VECTOR, VOCABULARY = 32, 4, 90, 97
+TEXT: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
+)  # fmt: skip
+VISION: dict[str, Any] = dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, image_size=SIDE, patch_size=PATCH,
+    initializer_range=0.15,
+)  # fmt: skip
+SQUARE = {"height": SIDE, "width": SIDE}
+CLIP, SIGLIP = VISION | {"model_type": "clip_vision_model"}, VISION | {"model_type": "siglip_vision_model"}
+
+
+class Case(NamedTuple):
+    """A model of transformers: the name before `ForConditionalGeneration`, its decoder's model_type, its configuration, the words
+    of its images, their first the vectors', what tokenizer and processor say of them, and the class and settings of its image
+    processor."""
+
+    name: str
+    text: dict[str, Any]
+    config: dict[str, Any]
+    words: tuple[str, ...]
+    extra: dict[str, str]
+    processor: dict[str, Any]
+    images: tuple[str, dict[str, Any]]
+    mark: str = "<image>"
+
+
+LLAVA = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+CLIP_SQUARE = {"size": SQUARE, "crop_size": SQUARE}
+NEXT = ("LlavaNextImageProcessorPil", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE,
+        "image_grid_pinpoints": [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]})  # fmt: skip
+TILES = ("GotOcr2ImageProcessorPil", {"size": SQUARE, "max_patches": 4, "crop_to_patches": True})
+CASES = {
+    "internvl": Case(
+        "InternVL", TEXT | {"model_type": "qwen2"},
+        {"vision_config": VISION | {"image_size": [SIDE] * 2, "patch_size": [PATCH] * 2}, "downsample_ratio": 0.5},
+        ("<image>", "<img>", "</img>", "<video>"),
+        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>", "video_token": "<video>"},
+        {"processor_class": "InternVLProcessor", "image_seq_length": 16}, TILES,
+    ),
+    "llava": Case(
+        "Llava", TEXT | {"model_type": "llama"}, {"vision_config": CLIP, "image_seq_length": 64}, ("<image>",), {}, LLAVA,
+        ("CLIPImageProcessorPil", CLIP_SQUARE),
+    ),
+    "llava_next": Case(
+        "LlavaNext", TEXT | {"model_type": "granite", "embedding_multiplier": 3.0},
+        {"vision_config": CLIP, "image_grid_pinpoints": NEXT[1]["image_grid_pinpoints"]}, ("<image>",), {}, LLAVA, NEXT,
+    ),
+    "aya_vision": Case(
+        "AyaVision", TEXT | {"model_type": "cohere2", "sliding_window": 32},
+        {"vision_config": SIGLIP, "downsample_factor": 2, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        ("<|IMG_PATCH|>", "<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", "TILE_1", "TILE_2"),
+        {}, {"patch_size": PATCH, "img_size": SIDE, "downsample_factor": 2}, TILES,
+    ),
+    "idefics2": Case(
+        "Idefics2", TEXT | {"model_type": "mistral", "sliding_window": None},
+        {"vision_config": VISION, "perceiver_config": {
+            "resampler_n_latents": 6, "resampler_depth": 1, "resampler_n_heads": 4, "num_key_value_heads": 2,
+            "resampler_head_dim": 12, "hidden_size": 48}},
+        ("<image>", "<fake_token_around_image>", "<end_of_utterance>"), {}, {"image_seq_len": 6},
+        ("Idefics2ImageProcessorPil", {"size": {"shortest_edge": 16, "longest_edge": SIDE}, "do_image_splitting": False}),
+    ),
+    "ovis2": Case(
+        "Ovis2", TEXT | {"model_type": "qwen2"},
+        {"vision_config": {k: v for k, v in VISION.items() if k != "initializer_range"} | {"vocab_size": 40, "hidden_stride": 2},
+         "visual_indicator_token_ids": [91, 92, 93, 94, 95], "vocab_size": VOCABULARY, "hidden_size": 48},
+        ("<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>", "<image>"), {}, {"image_seq_length": 16},
+        ("Ovis2ImageProcessorPil", {"size": SQUARE, "max_patches": 4, "crop_to_patches": True}),
+    ),
+    "lighton_ocr": Case(
+        "LightOnOcr", TEXT | {"model_type": "qwen3", "head_dim": 12},
+        {"vision_config": VISION | {"model_type": "pixtral", "head_dim": 16}, "spatial_merge_size": 2},
+        ("<image>", "<row>", "<end>"), {"image_token": "<image>", "image_break_token": "<row>", "image_end_token": "<end>"},
+        {"patch_size": PATCH, "spatial_merge_size": 2}, ("PixtralImageProcessorPil", {"size": {"longest_edge": SIDE}, "patch_size": PATCH}),
+    ),
+    "vipllava": Case(
+        "VipLlava", TEXT | {"model_type": "llama"},
+        {"vision_config": CLIP, "image_seq_length": 64, "vision_feature_layers": [-2, -1]}, ("<image>",), {},
+        LLAVA, ("CLIPImageProcessorPil", CLIP_SQUARE),
+    ),
+    "deepseek_vl": Case(
+        "DeepseekVL", TEXT | {"model_type": "llama"}, {"vision_config": SIGLIP}, ("<image_placeholder>",), {"image_token": "<image_placeholder>"},
+        {"num_image_tokens": 64}, ("DeepseekVLImageProcessorPil", {"size": SQUARE, "min_size": 4}),
+    ),
+}  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<bos> {{ message.role }} "
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %} {{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}"
+)
+
+
+def save(path: Path, key: str) -> torch.nn.Module:
+    """Save the model of a case, with tokenizer and processor; returns it as transformers computes it."""
+    case = CASES[key]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{case.name}Config")(
+        text_config=case.text, image_token_id=VECTOR, image_token_index=VECTOR, pad_token_id=0, **case.config
+    )
+    model = getattr(transformers, f"{case.name}ForConditionalGeneration")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+    model.save_pretrained(path)
+    save_words(path, case)
+    name, settings = case.images
+    getattr(transformers, name)(**settings).save_pretrained(path)
+    (path / "processor_config.json").write_text(json.dumps(case.processor))
+    return model
+
+
+def save_words(path: Path, case: Case) -> None:
+    """Save a tokenizer whose numbers from VECTOR on are the words of images."""
+    words = {word: VECTOR + at for at, word in enumerate(case.words)}
+    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, VECTOR)} | {"<pad>": 0, "<bos>": 1, "<eos>": 2} | words
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *words)])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", extra_special_tokens=case.extra
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(path)

@@ -1,0 +1,250 @@
+"""Seeing: models whose towers the installed transformers computes as they are, beside a decoder of ours.
+
+The whole model's own code runs on one image at a time, up to where it would give its decoder embeddings: what it puts in the place
+of the image's tokens are its vectors. A model that gives its decoder more than these, or other places, is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import transformers
+from msgspec.structs import replace
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vnext.models.config.folder import read_config
+from vnext.models.config.json_keys import Json
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.rope_config import ASKED_LENGTH
+from vnext.models.config.tower_config import Tower
+from vnext.models.errors import ModelError
+from vnext.models.hosted.family import LEFT_OUT
+from vnext.models.layers.assembly import Source
+from vnext.models.layers.sharding import Layout
+from vnext.models.outside import modeling, parts_seen
+from vnext.models.registry import Family, family
+
+ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.")
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+HARMLESS = (bool, int, float, str)
+SCALING = re.compile(r"logits?_scal|softcap")
+NOT_SERVED = "which vnext does not serve"
+
+
+# ---- the decoder -------------------------------------------------------------------------------------------------
+
+
+class Rooted:
+    """A source of weights under the names that they have in a model without a tower."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._root = next((root for root in ROOTS if root + "embed_tokens.weight" in source), ROOTS[0])
+        self._head = next((head for head in HEADS if head in source), HEADS[0])
+
+    def __contains__(self, name: str) -> bool:
+        return str(self._named(name)) in self._source
+
+    def __getattr__(self, name: str) -> object:
+        found: object = getattr(self._source, name)
+        return (lambda *given, **more: found(*map(self._named, given), **more)) if inspect.isroutine(found) else found
+
+    def _named(self, given: object) -> object:
+        if isinstance(given, tuple):
+            return tuple(map(self._named, given))
+        if not isinstance(given, str):
+            return given
+        return self._head if given == HEADS[0] else self._root + given.removeprefix("model.")
+
+
+def family_of(architecture: str) -> Family:
+    """The family of an architecture's decoder, for checkpoints with a tower."""
+    _, decoder = parts_seen(architecture)
+    own = family(decoder)
+
+    def axes(config: ModelConfig) -> Mapping[str, Layout]:
+        found: Mapping[str, Layout] = own.WEIGHT_AXES(as_decoder(config)) if callable(own.WEIGHT_AXES) else own.WEIGHT_AXES
+        return found
+
+    def assemble(source: Source, config: ModelConfig) -> object:
+        return own.assemble(Rooted(source), as_decoder(config))
+
+    return own._replace(WEIGHT_AXES=axes, parse=partial(parse, own), assemble=assemble)
+
+
+def as_decoder(config: ModelConfig) -> ModelConfig:
+    """The configuration as the decoder's family has it."""
+    return replace(config, architecture=parts_seen(config.architecture)[1])
+
+
+def parse(own: Family, raw: Json, generation: Json) -> ModelConfig:
+    """The decoder's configuration by that of the whole model as transformers reads it, with what is known of the tower. Raises
+    ModelError."""
+    architecture = raw["architectures"][0]
+    name, decoder = parts_seen(architecture)
+    if decoder.startswith("Gemma"):
+        raise ModelError(f"{name} has a decoder of Gemma's, which scales what it is given, {NOT_SERVED} beside another's tower")
+    whole = config_of(raw)
+    for key in (*raw, *(raw.get("text_config") or {}), *(raw.get("vision_config") or {})):
+        raw.get(key)  # transformers has read all
+    given = {key: value for key, value in whole.text_config.to_dict().items() if value is not None}
+    ours = {key: value for key, value in raw.items() if key in ("dtype", "torch_dtype", ASKED_LENGTH, "tokenizer_eos_token_id")}
+    tied = bool(getattr(whole, "tie_word_embeddings", False))
+    config: ModelConfig = own.parse(ours | given | {"architectures": [decoder], "tie_word_embeddings": tied}, generation)
+    if config.rope.axes:
+        raise ModelError(f"{name} turns tokens of images by their rows and columns, {NOT_SERVED} with a tower of transformers")
+    if SCALING.search(modeling(str(raw["model_type"]))) is None:  # the whole model's head has no scale of its decoder's
+        config = replace(config, form=replace(config.form, logits_scale=1.0), logits_softcap=0.0)
+    return replace(config, architecture=architecture, tower=tower_of(whole, config.hidden_size, name))
+
+
+def config_of(raw: Json) -> PreTrainedConfig:
+    """config.json as transformers reads it. Raises ModelError."""
+    left = {key: value for key, value in raw.items() if key not in LEFT_OUT and not key.startswith(("vnext", "tokenizer_eos"))}
+    try:
+        return transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(left)
+    except Exception as error:  # foreign code may raise anything
+        raise ModelError(f"transformers {transformers.__version__} does not read this config.json: {error}") from error
+
+
+def tower_of(whole: PreTrainedConfig, width: int, name: str) -> Tower:
+    """What the scheduler knows of a tower: the token of vectors, and sizes by which its work is estimated."""
+    token = getattr(whole, "image_token_id", getattr(whole, "image_token_index", None))
+    if not isinstance(token, int):
+        raise ModelError(f"the configuration of {name} names no token that stands for images, {NOT_SERVED}")
+
+    def number(usual: int, *keys: str) -> int:
+        found = next((value for key in keys if (value := getattr(whole.vision_config, key, None))), usual)
+        return int(found if not isinstance(found, list | tuple) else found[0])
+
+    hidden, patch = number(1024, "hidden_size", "embed_dim"), number(14, "patch_size")
+    return Tower(
+        form="theirs",
+        image_token=token,
+        grid=max(number(384, "image_size") // patch, 1),
+        patch=patch,
+        width=width,
+        hidden_size=hidden,
+        intermediate_size=number(4 * hidden, "intermediate_size"),
+        layer_count=number(24, "num_hidden_layers", "depth"),
+        head_count=number(16, "num_attention_heads", "num_heads"),
+        eps=1e-6,
+        more_tokens=tuple(getattr(whole, "visual_indicator_token_ids", ())),
+    )
+
+
+# ---- the tower ---------------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):  # noqa: N818  (no error: how a decoder's arguments come back)
+    """What a model gives its decoder."""
+
+    def __init__(self, given: dict[str, object]) -> None:
+        super().__init__()
+        self.given = given
+
+
+class Words(nn.Module):
+    """In the place of an embedding: zeros."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._width, self._dtype = width, dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((*ids.shape, self._width), dtype=self._dtype)
+
+
+class Decoder(nn.Module):
+    """In the place of a decoder: it ends the call with what it is given."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embed_tokens = Words(width, dtype)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def forward(self, **given: object) -> None:
+        raise Stopped(given)
+
+
+def without_decoder(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A class of transformers that makes its models without decoder and head."""
+
+    def make(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        kind.__init__(self, config)
+        decoder, stand_in = self.get_decoder(), Decoder(config.text_config.hidden_size, self.dtype)
+        for name, module in list(self.named_modules()):
+            if module is decoder:
+                parent, _, own = name.rpartition(".")
+                self.get_submodule(parent)._modules[own] = stand_in
+        self._modules.pop("lm_head", None)
+        self.all_tied_weights_keys = {}
+
+    return cast(type[PreTrainedModel], type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__}))
+
+
+class TheirTower:
+    """The tower of a checkpoint."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype) -> None:
+        """Raises ModelError."""
+        assert config.tower is not None
+        self._width, self._scale = config.tower.width, config.form.embedding_scale
+        self._name, _ = parts_seen(config.architecture)
+        whole = config_of(read_config(path))
+        try:
+            with quietly():
+                loaded: object = without_decoder(getattr(transformers, self._name)).from_pretrained(
+                    path, config=whole, dtype=dtype, local_files_only=True, output_loading_info=True
+                )
+        except Exception as error:  # foreign code may raise anything
+            raise ModelError(f"transformers {transformers.__version__} cannot load the tower of {self._name}: {error}") from error
+        model, found = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+        if lacking := sorted(found["missing_keys"]):
+            raise ModelError(f"the checkpoint in {path} lacks {lacking[0]}, which the tower of {self._name} has")
+        self._base = getattr(model.eval(), model.base_model_prefix)
+        self._takes = inspect.signature(self._base.forward).parameters
+        self._how = {name: False for name in ("use_cache",) if name in self._takes}
+
+    def vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
+        """What stands for a span of an image's tokens [N], zeros but for those of vectors: [N, width]. Raises ModelError."""
+        tensors = {name: torch.from_numpy(each) for name, each in given.items() if name in self._takes}
+        try:
+            self._base(input_ids=torch.from_numpy(tokens)[None], **tensors, **self._how)
+            raise ValueError("its decoder was given nothing")
+        except Stopped as stopped:
+            others = stopped.given
+        except Exception as error:  # foreign code may raise anything
+            raise ModelError(f"transformers cannot compute the tower of {self._name}: {error}") from error
+        found = others.pop("inputs_embeds", None)
+        if more := sorted(name for name, each in others.items() if each is not None and not isinstance(each, HARMLESS)):
+            raise ModelError(f"{self._name} gives its decoder {', '.join(more)} beside the vectors of images, {NOT_SERVED}")
+        has_all = isinstance(found, torch.Tensor) and found.shape == (1, len(tokens), self._width)
+        if not isinstance(found, torch.Tensor) or not has_all or found[0, : span.start].any() or found[0, span.stop :].any():
+            raise ModelError(f"{self._name} gives its decoder no vectors in the places of its images' tokens, {NOT_SERVED}")
+        return found[0, span] * self._scale if self._scale != 1.0 else found[0, span]
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let transformers say nothing of weights that are not the tower's."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
