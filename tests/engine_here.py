@@ -22,6 +22,9 @@ from vnext.runtime.engine import process as core_process
 from vnext.runtime.processes import launch
 from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
 
+OWN_LEVEL = native.level() if native.is_built() else None
+"""Which processes begin with: the fastest, not always the best (Intel's AVX512_BF16)."""
+
 
 class CoreThread:
     """In place of launch's Child. Mutable; one that has ended stays so."""
@@ -76,16 +79,16 @@ class CoreThread:
 
 @contextmanager
 def engines_here() -> Iterator[None]:
-    """Engines that LLM(executor="inproc") starts inside the block are threads of this process. They begin with the machine's best
-    instruction set, whatever an engine before them was asked to use, and leave it so."""
+    """Engines that LLM(executor="inproc") starts inside the block are threads of this process. They begin with the instruction set
+    of a process of its own, whatever an engine before them was asked to use, and leave it so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "start_core", CoreThread)
         patch.setattr(core_process, "prepare_process", lambda threads, prescribe: None)
-        _use_best_level()
+        _use_own_level()
         try:
             yield
         finally:
-            _use_best_level()
+            _use_own_level()
 
 
 @contextmanager
@@ -95,6 +98,6 @@ def llm_here(model: object, **settings: Any) -> Iterator[LLM]:
         yield llm
 
 
-def _use_best_level() -> None:
-    if native.is_built():
-        native.set_level(native.best_level())
+def _use_own_level() -> None:
+    if OWN_LEVEL is not None:
+        native.set_level(OWN_LEVEL)
