@@ -4,6 +4,7 @@ are left to them."""
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.sim.scenario_draw import draw_clients, draw_config
 from vnext.log.snapshot import snapshot
 from vnext.sched import turn
 from vnext.sched.schedule import schedule
-from vnext.sched.turn import steady_turn
+from vnext.sched.turn import steady_run, steady_turn
 from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.digest import digest
@@ -29,6 +30,7 @@ from vnext.state.events import (
 from vnext.state.feasibility import refusal
 from vnext.state.laws import check
 from vnext.state.outputs import going_of, outputs_apart
+from vnext.state.params import Sampling
 from vnext.state.reduce import fold, reduce, start
 from vnext.state.state import State
 from vnext.state.store import columns, columns_numpy, fields
@@ -45,9 +47,9 @@ def arrivals(rng: Rng, config: SchedulerConfig) -> list[RequestArrived]:
     ]
 
 
-def disturbed(rng: Rng, state: State, coming: list[RequestArrived]) -> State:
+def disturbed(rng: Rng, state: State, coming: list[RequestArrived], percent: int = 6) -> State:
     """Now and then somebody comes, leaves, or what was cached is forgotten."""
-    if rng.happens(6):
+    if rng.happens(percent):
         event = replace(rng.choose(coming), id=state.next_id, name=str(state.next_id))
         state = state if refusal(state.config, event) else reduce(state, event)
     if len(state.rows) and rng.happens(3):
@@ -95,6 +97,86 @@ def test_a_turn_is_what_reducer_and_scheduler_say(first: int, form: object, monk
     monkeypatch.setattr(columns, "impl", form)
     counted = Counter(steady for seed in range(first, first + 6) for steady in turns_of(seed))
     assert min(counted[True], counted[False]) > 60, counted
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
+def test_turns_at_once_are_those_that_are_steady_one_by_one(form: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "impl", form)
+    seen = Counter[str]()
+    for seed in range(9):
+        rng, speculation = Rng(seed), Speculation(row_cost=300) if seed % 3 == 2 else None
+        config = SchedulerConfig(
+            block_size=rng.choose([2, 4]), page_count=rng.choose([16, 20, 60]), max_num_batched_tokens=rng.choose([24, 40]),
+            max_num_seqs=rng.between(2, 9), max_model_len=60, vocab_size=900, pipeline_depth=rng.between(1, 3), eos_token_ids=(7,),
+            policy=rng.choose(["fcfs", "priority"]), speculation=speculation, prefix_caching=seed % 7 > 0,
+        )  # fmt: skip
+        sampling = Sampling(seed=0, max_tokens=40)
+        coming = [
+            RequestArrived(id=0, name="", prompt=pack_tokens([*range(9, 9 + rng.between(1, 20))]), sampling=sampling, priority=0, arrival_ns=0)
+            for _ in range(9)
+        ]
+        state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+        for _ in range(COMMITS // 5):
+            state = planned(disturbed(rng, state, coming, 25))
+            if state.in_flight:
+                most = 1 + rng.below(12)
+                tokens = [rng.below(config.vocab_size) for _ in range(most * len(state.rows))]
+                state = compared_run(state, pack_tokens(tokens), most, seen)
+    assert min(seen["turn"], seen["run"], seen["end"]) > 50 and min(seen["joins"], seen["waits"]) > 5, seen
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
+def test_turns_end_where_somebody_who_waits_may_join(form: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running request makes blocks that the waiting one hits, or the step's tokens do not suffice for all of its prompt."""
+    monkeypatch.setattr(columns, "impl", form)
+    seen = Counter[str]()
+    for places, budget, length, end, first in product(range(24, 40, 3), (14, 64), (5, 6), (54, 55, 57), (1, 21)):
+        config = SchedulerConfig(
+            block_size=2 + 2 * (places % 2), page_count=places // (2 + 2 * (places % 2)), max_num_batched_tokens=budget,
+            max_num_seqs=4, max_model_len=60, vocab_size=99, pipeline_depth=4,
+        )  # fmt: skip
+        state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+        for number, (tokens, most) in enumerate(((range(1, length + 1), 16), (range(50, end), 16), (range(first, first + 13), 1))):
+            state = reduce(state, RequestArrived(
+                id=number, name="", prompt=pack_tokens([*tokens]), priority=0, arrival_ns=0,
+                sampling=Sampling(seed=0, max_tokens=most, ignore_eos=True),
+            ))  # fmt: skip
+            if number == 1:
+                state = planned(reduce(planned(state), StepCommitted(step=0, tokens=pack_tokens([length + 1, 90]))))
+        tokens = [token for known in range(length + 1, length + 15) for token in (known + 1, 90)]
+        compared_run(planned(state), pack_tokens(tokens), 14, seen)
+    assert min(seen["turn"], seen["waits"], seen["joins"]) > 5, seen
+
+
+def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str]) -> State:
+    """The state behind a run, which the oracle has said too, and behind one commit more, which ends it unless `most` did."""
+    reported = snapshot(before)
+    run = steady_run(before, memoryview(tokens), most)
+    counts, state, drawn = run.counts if run else [], before, 0
+    for count in counts:
+        event = StepCommitted(step=state.committed, tokens=tokens[drawn : drawn + 4 * count])
+        after, matched = fold(state, event)
+        assert not matched.ended and schedule(after) == StepPlanned(step=state.planned)
+        state, drawn = reduce(after, schedule(after)), drawn + 4 * count
+        seen["turn"] += 1
+        seen["waits"] += bool(state.waiting) and len(state.rows) < state.config.max_num_seqs
+    if run is not None:
+        assert snapshot(run.state) == snapshot(state) and digest(run.state) == digest(state)
+        assert run.state.token_digest == state.token_digest and snapshot(before) == reported
+        assert [each.tokens for each in run.state.in_flight] == [each.tokens for each in state.in_flight]
+        check(run.state)
+        seen["run"] += 1
+    event = StepCommitted(step=state.committed, tokens=tokens[drawn : drawn + 4 * int(state.in_flight[0].samples.sum())])
+    if len(counts) < most and len(event.tokens) == 4 * int(state.in_flight[0].samples.sum()):
+        is_surely_over = not state.waiting or len(state.rows) == state.config.max_num_seqs
+        assert steady_turn(state, event) is None or not is_surely_over
+        seen["end"] += 1
+    if len(event.tokens) < 4 * int(state.in_flight[0].samples.sum()):
+        return state
+    after, _ = fold(state, event)
+    plan = schedule(after)
+    seen["joins"] += bool(plan is not None and plan.admitted)
+    return after
 
 
 def turns_of(seed: int) -> list[bool]:
@@ -165,7 +247,7 @@ def test_the_compiled_form_measures_what_it_is_given() -> None:
     step = [cells, np.empty((0, 0), np.int64), step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
     stores = [state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()]
     out = [np.empty_like(cells), np.empty((4, 2), np.int64), np.empty(2, bool), np.empty((6, 2), np.int64), np.empty(2, np.int32)]
-    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2)
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2, 0, 0)
     assert turn(tuple(step), tuple(stores), tuple(out), numbers, ()) is not None
     for given, place in ((step, 0), (step, 2), (step, 3), (step, 4), (stores, 0), *((out, place) for place in range(5))):
         whole = given[place]
@@ -175,6 +257,28 @@ def test_the_compiled_form_measures_what_it_is_given() -> None:
     for wrong, by in ((numbers[:-1], ()), ((*numbers, 0), ()), ([*numbers], ()), (numbers, (0, 0, 0, 0)), (numbers, [])):
         with pytest.raises(TypeError):
             turn(tuple(step), tuple(stores), tuple(out), wrong, by)
+
+
+@pytest.mark.skipif(columns._columns is None, reason="the compiled columns are not built here: no C compiler was found")
+def test_compiled_turns_measure_what_they_are_given() -> None:
+    """As one does; and they end where tokens or pages' places do."""
+    state, turns = steady_state(), columns._columns.turns
+    cells, pool, flight = state.rows.cells, state.pool, tuple((each.entries, each.samples) for each in state.in_flight)
+    step = [cells, np.empty((0, 0), np.int64), flight, np.full(12, 9, "<i4"), np.empty(0, np.int64)]
+    stores = state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()
+    depth, int64 = len(flight), np.int64
+    out = [
+        np.empty((2, *cells.shape), int64), np.empty((depth + 1, 4, 2), int64), np.empty((depth + 1, 2), bool),
+        np.empty((6, 2), int64), np.empty(20, np.int32), np.empty((10, 3), int64),
+    ]  # fmt: skip
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2, 0, 0)
+    assert turns(tuple(step), stores, tuple(out), numbers, ())[0] == 6
+    for given, place, most in ((step, 3, 3), *((out, place, 0) for place in range(4)), (out, 4, 0), (out, 5, 5)):
+        whole = given[place]
+        given[place] = whole[: len(whole) // 2] if whole is not out[4] else whole[:1]
+        found = turns(tuple(step), stores, tuple(out), numbers, ())
+        assert (found[0] if found else 0) <= most, (len(given), place)
+        given[place] = whole
 
 
 def test_news_of_some_rows_name_the_requests_in_them() -> None:

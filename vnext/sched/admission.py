@@ -198,21 +198,28 @@ def kept_out(config: SchedulerConfig, pool: Pool, waiting: Waiting, budget: int,
     except those that other requests already hold. The pages that running rows take first can only reduce the hits. False
     means that a trial is needed.
     """
-    known, size = waiting.known, config.block_size
+    known = waiting.known
     if config.windows or config.takes_snapshots or config.inputs_a_step:
         return False
     if known > min(budget, config.long_prefill_token_threshold or known):
         return False
+    return lacking_pages(config, pool, waiting, free) > 0
+
+
+def lacking_pages(config: SchedulerConfig, pool: Pool, waiting: Waiting, free: int) -> int:
+    """How many more pages than the free ones a request needs for all its known tokens beside those that others already hold; 0 or
+    less where they suffice."""
+    known, size = waiting.known, config.block_size
     lacks = blocks_for(known, size) - free
     if lacks <= 0:
-        return False
+        return lacks
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
     for key in waiting.block_hashes[: (known - 1) // size]:
         block = blocks.get(key)
         if block is None:
             break
         lacks -= int(status[block]) < 0
-    return lacks > 0
+    return lacks
 
 
 def chunk(config: SchedulerConfig, rest: int, budget: int) -> int:

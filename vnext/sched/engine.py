@@ -12,13 +12,13 @@ what it decides, and the simulator, a hypothetical run and a future of a log dri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from vnext.sched.encoding import next_encoding
 from vnext.sched.schedule import schedule
-from vnext.sched.turn import steady_state, steady_turn
+from vnext.sched.turn import steady_run, steady_turn
 from vnext.state.events import AnyEvent, StepCommitted, StepPlanned, plan_of
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check_cheap
@@ -79,6 +79,22 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
     plan: StepPlanned | None = None
 
 
+class Turns(NamedTuple):
+    """Steady turns: the number of the first commit's step, that of the first plan's, the tokens (int32), how many each takes."""
+
+    step: int
+    planned: int
+    tokens: memoryview
+    counts: Sequence[int]
+
+    def events(self) -> Iterator[AnyEvent]:
+        drawn = 0
+        for number, count in enumerate(self.counts):
+            yield StepCommitted(step=self.step + number, tokens=bytes(self.tokens[drawn : drawn + 4 * count]))
+            yield StepPlanned(step=self.planned + number)
+            drawn += 4 * count
+
+
 class Engine:
     """One engine: its newest state, and what has been folded and not been carried out. Mutable."""
 
@@ -133,14 +149,14 @@ class Engine:
         self.state = fold(self.state, event)[0]
         self._check(self.state)
 
-    def go_on(self, event: StepCommitted) -> Sequence[AnyEvent]:
-        """Fold a commit with the plan behind it where both are the usual ones, for a caller that needs no news. Returns the two;
-        none, with nothing done, where they are not."""
-        planned = self.state.planned
-        if self._events or self._check is not check_cheap or (reached := steady_state(self.state, event)) is None:
-            return ()
-        self.state = reached
-        return event, StepPlanned(step=planned)
+    def go_on(self, tokens: memoryview, most: int) -> Turns | None:
+        """Fold up to `most` commits that take these tokens, each with the plan behind it, while both are the usual ones, for a
+        caller that needs no news. None, with nothing done, if the first are not."""
+        before = self.state
+        if self._events or self._check is not check_cheap or (run := steady_run(before, tokens, most)) is None:
+            return None
+        self.state = run.state
+        return Turns(before.committed, before.planned, tokens, run.counts)
 
     def turn(self) -> Iterator[Ready]:
         """One decision, behind the events of all sources. Each value is to be carried out before the next is asked for; only the

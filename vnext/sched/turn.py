@@ -4,6 +4,7 @@ A turn is steady when the step's requests are all still there, no request ends, 
 drafts, and the plan is the expected one. Its arithmetic is one call over the rows (columns.impl.turn), including the cheap
 laws of both events. Any other turn, and one that breaks a law, is left to `match_samples`, `reduce` and `schedule`, with
 which tests compare the plan, the state and the news (tests/sched/test_turn.py). Pure, as they are: older states stay unchanged.
+Several turns, one behind the other, are one call too (columns.impl.turns), for callers that need no state between them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from vnext.sched.admission import admissible, lacking_pages
 from vnext.state import pool as pools
 from vnext.state.drafting import decided_by, spare_tokens
 from vnext.state.events import StepCommitted
@@ -26,6 +28,9 @@ from vnext.state.store.rows import Rows
 
 replace = msgspec.structs.replace
 INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)  # a type would be looked up in each call
+NOBODY_WAITS = (0, 0)
+ORDERED_BY_ARRIVALS = ("fcfs", "priority")
+"""Policies whose best waiting request stays the same while nobody comes or leaves."""
 NO_DRAFTING = np.empty((0, 0), INT64)
 
 
@@ -60,27 +65,31 @@ def steady_state(state: State, event: StepCommitted, recorded: bool = False) -> 
 
 def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, np.ndarray, np.ndarray] | None:
     """The state behind the turn, the rows that took a token (int64[n]) and their tokens (int32[n])."""
-    if not _may_be_steady(state, event, recorded):
+    scheduled = state.in_flight[0] if state.in_flight else None
+    if scheduled is None or event.step != scheduled.step or len(event.tokens) % 4 or event.counts:
         return None
-    config, cells, pool, scheduled = state.config, state.rows.cells, state.pool, state.in_flight[0]
+    if (scheduled.drafts is not None and scheduled.drafts.any()) or not _may_be_steady(state):
+        return None
+    if (waits := NOBODY_WAITS if recorded or not state.waiting else _waiting(state)) is None:
+        return None
+    config, rows, cells, pool = state.config, state.rows, state.rows.cells, state.pool
     count, sampled, out = cells.shape[1], np.frombuffer(event.tokens, INT32), np.empty(cells.shape, INT64)
     entries, asks = np.empty((4, count), INT64), np.empty(count, bool)
-    drafting = NO_DRAFTING if state.rows.drafting is None else state.rows.drafting
     work, blocks = np.empty((TURN_WORK_LINES, count), INT64), np.empty(count, INT32)
+    drafting = NO_DRAFTING if rows.drafting is None else rows.drafting
     found = columns.impl.turn(
         (cells, drafting, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (out, entries, asks, work, blocks),
         (
             config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
-            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
         ),
         () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
     )  # fmt: skip
     if found is None:
         return None
-    made, total, taken, head, committed, planned = found
-    tables = state.tables
+    (made, total, taken, head, committed, planned), tables = found, state.tables
     if committed or taken or planned:
         pool, tables = _paged(state, committed, blocks[:taken], head, planned)
     if made < count:
@@ -96,24 +105,92 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
     return reached, work[0, : len(sampled)], sampled
 
 
-def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
-    """Whether the arithmetic over the rows decides alone: nothing waits for a place, and the newest state owns its arenas."""
-    config, in_flight, histories, tables = state.config, state.in_flight, state.tokens, state.tables
+class Run(msgspec.Struct, frozen=True):
+    """Steady turns, one behind the other: the state behind them and how many tokens each of them committed."""
+
+    state: State
+    counts: list[int]
+
+
+def steady_run(state: State, tokens: memoryview, most: int) -> Run | None:
+    """The state behind as many steady turns as there are, up to `most`, whose commits have these tokens (int32), each as many as
+    its step asks for. None if the first turn is not steady or lacks tokens."""
+    config, depth, (fields, count) = state.config, state.config.pipeline_depth, state.rows.cells.shape
+    if any([scheduled.drafts is not None and scheduled.drafts.any() for scheduled in state.in_flight]):
+        return None
+    if not _may_be_steady(state) or (waits := _waiting(state)) is None:
+        return None
+    cells, entries = np.empty((2, fields, count), INT64), np.empty((depth + 1, 4, count), INT64)
+    asks, made = np.empty((depth + 1, count), bool), np.empty((most, 3), INT64)
+    work, blocks, pool = np.empty((TURN_WORK_LINES, count), INT64), np.empty(most * count, INT32), state.pool
+    in_flight = tuple([(scheduled.entries, scheduled.samples) for scheduled in state.in_flight])
+    found = columns.impl.turns(
+        (
+            state.rows.cells, NO_DRAFTING if state.rows.drafting is None else state.rows.drafting, in_flight,
+            np.frombuffer(tokens, INT32), _ends(config.eos_token_ids),
+        ),
+        (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
+        (cells, entries, asks, work, blocks, made),
+        (
+            config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
+        ),
+        () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
+    )  # fmt: skip
+    if found is None:
+        return None
+    turns, taken, head, moves = found
+    digest, drawn, counts = state.token_digest, 0, made[:turns, 2].tolist()
+    for given in counts:
+        digest = xxhash.xxh3_64_intdigest(tokens[drawn : drawn + 4 * given], seed=digest)
+        drawn += 4 * given
+    if moves:
+        pool = pools.moved(pool, blocks[:taken].copy(), head, moves)
+    rows, tables = Rows(cells[(turns - 1) % 2], state.rows.drafting), extents.own(state.tables) if taken else state.tables
+    return Run(_reached(state, turns, drawn // 4, rows, _steps(state, made[:turns], entries, asks), pool, tables, digest), counts)
+
+
+def _steps(state: State, made: np.ndarray, entries: np.ndarray, asks: np.ndarray) -> tuple[StepInFlight, ...]:
+    """The steps that turns planned, as far as they are still in flight; arrays as `columns.impl.turns` fills them."""
+    depth, has_drafts, steps = state.config.pipeline_depth, state.in_flight[0].drafts is not None, []
+    for turn in range(max(len(made) - depth, 0), len(made)):
+        (size, total, _), slot = made[turn].tolist(), (turn + depth) % (depth + 1)
+        whole = entries[slot] if size == entries.shape[2] else entries[slot, :, :size].copy()
+        drafts = np.zeros(size, INT64) if has_drafts else None
+        steps.append(StepInFlight(state.planned + turn, whole, asks[slot, :size], total, drafts))
+    return tuple(steps)
+
+
+def _may_be_steady(state: State) -> bool:
+    """Whether the arithmetic over the rows decides alone, where commits have no drafts: the newest state owns its arenas."""
+    config, histories, tables = state.config, state.tokens, state.tables
     return not (
-        len(in_flight) != config.pipeline_depth
-        or event.step != in_flight[0].step
-        or len(event.tokens) % 4
+        len(state.in_flight) != config.pipeline_depth
         or config.windows
         or config.state_pages
         or (config.inputs_a_step and (state.rows.computed < state.rows.prompt).any())
         or state.cautious
         or state.paused
-        or event.counts
-        or (in_flight[0].drafts is not None and in_flight[0].drafts.any())
-        or (state.waiting and len(state.rows) < config.max_num_seqs and not recorded)
         or histories.version != histories.arena.version
         or tables.version != tables.arena.version
     )
+
+
+def _waiting(state: State) -> tuple[int, int] | None:
+    """The tokens of the first request that waits, and how many blocks have to get names before it might have hits enough to join;
+    zeros if nobody can join, None if it takes a trial to know."""
+    config, pool = state.config, state.pool
+    if not state.waiting or len(state.rows) >= config.max_num_seqs:
+        return NOBODY_WAITS
+    if config.policy not in ORDERED_BY_ARRIVALS or config.inputs_a_step or state.slots or state.tier is not None:
+        return None
+    if not (places := admissible(state, 1)):
+        return NOBODY_WAITS
+    waiting = state.waiting[places[0]]
+    if waiting.known > (config.long_prefill_token_threshold or waiting.known):
+        return None
+    lacks = lacking_pages(config, pool, waiting, pool.free)
+    return (waiting.known, lacks) if lacks > 0 else None
 
 
 def _paged(
@@ -125,6 +202,19 @@ def _paged(
     if len(taken):
         pool, tables = pools.taken(pool, taken, head), extents.own(tables)
     return pools.insert_hashes(pool, planned) if planned else pool, tables
+
+
+def _reached(
+    state: State, turns: int, tokens: int, rows: Rows, steps: tuple[StepInFlight, ...], pool: pools.Pool, tables: extents.Extents,
+    digest: int,
+) -> State:
+    """The state after so many turns that committed so many `tokens` and planned these steps, the newest of them."""
+    counters = state.counters
+    return replace(
+        state, sequence=state.sequence + 2 * turns, planned=state.planned + turns, committed=state.committed + turns, rows=rows,
+        tokens=extents.own(state.tokens), tables=tables, pool=pool, in_flight=(*state.in_flight[turns:], *steps),
+        counters=replace(counters, generated_tokens=counters.generated_tokens + tokens), token_digest=digest,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from vnext.state.store import columns, extents
 from vnext.state.store.extents import Extents
 from vnext.state.store.pins import Ending, Pins, no_pins
 from vnext.state.store.prefix_index import PrefixIndex, empty_prefix_index
+from vnext.state.store.prefix_index_plain import Move
 from vnext.state.store.versions import VersionedArray
 
 HELD = -1
@@ -83,12 +84,24 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
 def taken(pool: Pool, blocks: np.ndarray, head: int) -> Pool:
     """The pool after its oldest free pages, `blocks` (int32[n], kept), were taken, which leave the prefix index; `head` is the
     queue's new head."""
-    count = len(blocks)
-    status, prefix_index, kept = pool.status.set(blocks, np.full(count, HELD)), pool.prefix_index, pool.kept
+    status, prefix_index, kept = _held(pool, blocks), pool.prefix_index, pool.kept
     if kept:
         prefix_index = prefix_index.remove(blocks)
         kept -= len(pool.prefix_index) - len(prefix_index)
-    return _replace(pool, status=status, head=head, free=pool.free - count, prefix_index=prefix_index, kept=kept)
+    return _replace(pool, status=status, head=head, free=pool.free - len(blocks), prefix_index=prefix_index, kept=kept)
+
+
+def _held(pool: Pool, blocks: np.ndarray) -> VersionedArray:
+    count = len(blocks)
+    return pool.status.set(blocks, np.full(count, HELD))
+
+
+def moved(pool: Pool, blocks: np.ndarray, head: int, moves: list[Move]) -> Pool:
+    """The pool after several turns took its oldest free pages, `blocks` (int32[n], kept), with the queue's new head, and the prefix
+    index went through these moves."""
+    prefix_index, gone = pool.prefix_index.move(moves)
+    status, free = _held(pool, blocks) if len(blocks) else pool.status, pool.free - len(blocks)
+    return _replace(pool, status=status, head=head, free=free, prefix_index=prefix_index, kept=pool.kept - gone)
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:

@@ -75,6 +75,12 @@ def test_moves_say_what_they_moved(form: ModuleType) -> None:
     assert (table, keys) == ({hash_of(1): 2, hash_of(2): 0, hash_of(3): 1}, [hash_of(2), hash_of(3), hash_of(1), None])
     assert form.remove(table, keys, blocks(3, 2)) == [(hash_of(1), 2)]
     form.apply(table, keys, [(hash_of(3), 1)], [(hash_of(1), 3)])
+    moves = [(hash_of(2), 1), 0, 1, (hash_of(2), 1), (hash_of(4), 2), 3]
+    came, gone = [(hash_of(2), 1), (hash_of(4), 2)], [(hash_of(2), 0), (hash_of(1), 3)]
+    before = table.copy(), keys.copy()
+    assert form.move(table, keys, moves) == (came, gone) and table == {hash_of(2): 1, hash_of(4): 2}
+    form.apply(table, keys, came, gone)
+    assert (table, keys) == before
     assert (table, keys) == ({hash_of(2): 0, hash_of(1): 3}, [hash_of(2), None, None, hash_of(1)])
 
 
@@ -88,6 +94,9 @@ def test_sides_that_differ_are_refused(form: ModuleType) -> None:
         form.remove({}, [None], blocks(1))
     with pytest.raises(IndexError):
         form.insert({}, [None], [(hash_of(1), 1)])
+    for far in (1, (hash_of(1), 1)):
+        with pytest.raises(IndexError):
+            form.move({}, [None], [far])
 
 
 def test_unchanged_means_the_same_object() -> None:

@@ -10,6 +10,7 @@ the two are a steady turn; not so if there is a predicate, because a predicate s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from vnext.replay.futures.loads import LoadsAtOnce, Yields
 from vnext.replay.futures.redecided import Predicate
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.strides import private_copy
-from vnext.sched.engine import Engine, Ready
+from vnext.sched.engine import Engine, Ready, Turns
 from vnext.sim.findings import kind_of
 from vnext.sim.rng import STRIDE, WORD, Rng
 from vnext.state.digest import digest
@@ -94,7 +95,7 @@ def future_of(state: State, seed: int, options: FutureOptions, predicate: Predic
         course.events += course.engine.take().events  # the last of them broke the engine
     return Future(
         seed=seed, steps=course.steps, kind=kind, message=message, digest=0 if kind else digest(course.state),
-        events=tuple(course.events) if kind else (),
+        events=tuple(course.all_events()) if kind else (),
     )  # fmt: skip
 
 
@@ -103,11 +104,11 @@ class _Course:
 
     def __init__(self, state: State, seed: int, options: FutureOptions, predicate: Predicate | None) -> None:
         self.engine, self.steps = Engine(private_copy(state), (LoadsAtOnce(), Yields())), 0
-        self.events: list[AnyEvent] = []
+        self.events: list[AnyEvent | Turns] = []
         self._rng, self._options, self._predicate = Rng(seed).fork(), options, predicate
         count = max(SAMPLES, state.config.max_num_seqs)
         self._samples, self._drawn = _tokens(self._rng.word(), state.config.vocab_size or VOCAB_SIZE, count).tobytes(), 0
-        self._turns = 0
+        self._view, self._turns = memoryview(self._samples), 0
         self._arrival_at = self._gap(options.arrivals_per_mille if options.arrivals else 0)
         self._abort_at = self._gap(options.aborts_per_mille)
         self._reset_at = self._gap(options.resets_per_mille)
@@ -119,6 +120,11 @@ class _Course:
         """The newest one."""
         return self.engine.state
 
+    def all_events(self) -> Iterator[AnyEvent]:
+        """The events so far, those of turns too."""
+        for each in self.events:
+            yield from each.events() if isinstance(each, Turns) else (each,)
+
     def run(self) -> None:
         options = self._options
         while self.steps < options.steps:
@@ -127,7 +133,7 @@ class _Course:
             while self.steps < options.steps and self._plans():
                 pass
             if self.state.in_flight:
-                self._commit(self._sampled())
+                self._commit()
             elif self.state.requests:
                 raise LawBroken("S6", f"{len(self.state.requests)} requests live, nothing runs and nothing is planned")
             elif not options.arrivals or not options.arrivals_per_mille:
@@ -182,24 +188,32 @@ class _Course:
             drafted = bytes(scheduled.drafts[scheduled.samples].tolist())
             counts = bytes(1 + self._rng.below(most + 1) for most in drafted)
             count, more = sum(counts), {"counts": counts, "drafted": drafted}
+        return StepCommitted(step=scheduled.step, tokens=self._draw(count), **more)
+
+    def _draw(self, count: int) -> bytes:
         first = 0 if self._drawn + 4 * count > len(self._samples) else self._drawn
         self._drawn = first + 4 * count
-        return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn], **more)
+        return self._samples[first : self._drawn]
 
-    def _commit(self, event: StepCommitted) -> None:
+    def _commit(self) -> None:
         """Commit the oldest step. As long as nothing comes from outside, steady turns follow, each a commit with its plan."""
         until = min(self._arrival_at, self._abort_at, self._reset_at) if self._predicate is None else self._turns
-        while self._turns < until and self.steps + 1 < self._options.steps:
-            if not (events := self.engine.go_on(event)):
+        while (most := min(until - self._turns, self._options.steps - 1 - self.steps, self._turns_to_check())) > 0:
+            alone = self.state.slots or self.state.config.input_units
+            if (turns := self.engine.go_on(self._view[self._drawn :], 1 if alone else most)) is None:
                 break
-            self.events += events
-            self._check_all(len(events))
-            self.steps += 1
-            if self.state.slots or self.state.config.input_units:
+            self.events.append(turns)
+            self._drawn += 4 * sum(turns.counts)
+            self._check_all(2 * len(turns.counts))
+            self.steps += len(turns.counts)
+            if alone:
                 return  # an adapter or an input may come before the next commit
-            self._turns += 1
-            event = self._sampled()
-        self._fold(event)
+            self._turns += len(turns.counts)
+        self._fold(self._sampled())
+
+    def _turns_to_check(self) -> int:
+        """The turns up to the next check of all laws."""
+        return -(-(ALL_LAWS_EVENTS - self.state.sequence % ALL_LAWS_EVENTS) // 2)
 
     def _fold(self, event: AnyEvent) -> None:
         if self._predicate is None:

@@ -377,6 +377,7 @@ static PyMethodDef functions[] = {
     METHOD("match_runs", match_runs, "The samples of a step with drafts matched with its rows, or None."),
     METHOD("settle", settle, "Drafts that were not kept, taken back; how many were computed and kept."),
     METHOD("turn", turn, "A steady commit and the plan behind it, or None."),
+    METHOD("turns", turns, "Steady turns, one behind the other, or None."),
     NO_METHOD,
 };
 

@@ -96,9 +96,34 @@ static PyObject *remove_pairs(PyObject *self, PyObject *args) {
     return gone;
 }
 
+/* A move, a pair that comes or the number of a page that goes, with what it has changed behind `came` or `gone`: 0 with an exception set. */
+static int move_one(const Table *table, PyObject *move, PyObject *came, PyObject *gone) {
+    if (PyLong_Check(move)) {
+        Py_ssize_t block = PyLong_AsSsize_t(move);
+        return has_block(table, block) && remove_one(table, block, gone);
+    }
+    int is_new = insert_one(table, move);
+    return is_new > 0 ? PyList_Append(came, move) == 0 : is_new == 0;
+}
+
+static PyObject *move_all(PyObject *self, PyObject *args) {
+    Table table;
+    PyObject *moves;
+    if (!PyArg_ParseTuple(args, "OOO!", &table.blocks, &table.keys, &PyList_Type, &moves) || !is_table(&table)) return NULL;
+    PyObject *came = PyList_New(0), *gone = PyList_New(0), *both = NULL;
+    int moved = came && gone;
+    for (Py_ssize_t place = 0; moved && place < PyList_GET_SIZE(moves); place++)
+        moved = move_one(&table, PyList_GET_ITEM(moves, place), came, gone);
+    if (moved) both = PyTuple_Pack(2, came, gone);
+    Py_XDECREF(came);
+    Py_XDECREF(gone);
+    return both;
+}
+
 static PyMethodDef functions[] = {
     METHOD("insert", insert_pairs, "Pairs come in unless their key has a block; those that came."),
     METHOD("remove", remove_pairs, "Blocks lose their keys; the pairs that went."),
+    METHOD("move", move_all, "Pairs come and blocks lose their keys, one after another; what came and went."),
     METHOD("apply", apply_pairs, "Pairs go, pairs come."),
     NO_METHOD,
 };

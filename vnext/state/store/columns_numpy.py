@@ -19,6 +19,8 @@ TURN_WORK_LINES = 6
 Arrays = tuple[np.ndarray, ...]
 Words = tuple[int, ...]
 Named = list[tuple[bytes, int]]  # (hash, page) of each block
+Moves = list[tuple[bytes, int] | int]  # of the prefix index
+Steps = tuple[np.ndarray, np.ndarray, tuple[tuple[np.ndarray, np.ndarray], ...], np.ndarray, np.ndarray]
 PLACE, VALUE, START, FIRST, SECOND = np.array(
     (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), dtype=np.uint64
 )
@@ -309,25 +311,26 @@ def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -
     `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
     the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
     budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
-    computed whole, microbatches, the plan's step. `by`: what `drafts` decides by and a row's spare tokens; empty without drafts.
+    computed whole, microbatches, the plan's step, tokens of the first request that waits (0: nobody can join), and how many blocks
+    may get names before it might join. `by`: what `drafts` decides by and a row's spare tokens; empty without drafts.
     Returns the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
     (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts, *turn = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, *turn, waits, slack = numbers
     most, row_cost, step_cost, many_cost, spare = by or (0, 0, 0, 0, 0)
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
-    if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
-        return None
-    if not take_tokens(cells, middle, places[0], sampled, histories):
+    matched = match_samples(cells, entries, samples, sampled, eos, places, ends)
+    if matched != (False, 0) or not take_tokens(cells, middle, places[0], sampled, histories):
         return None
     out_work[0, :given] = places[0]
     committed = _names(middle, histories, tables, size, caches)
     total, lacks = expected(middle, out_work[1:3], budget, threshold, size, *turn)
     tokens, need = out_work[1:3]
-    if not lawful(middle, size, spare) or not total or lacks > min(free, count):
+    may_join = waits and (total + waits > budget or len(committed) >= slack)
+    if not lawful(middle, size, spare) or not total or lacks > min(free, count) or may_join:
         return None
     if len(drafting) and drafts(middle, drafting, tokens, out_work[3], (most, row_cost, step_cost, many_cost), budget):
         return None
@@ -340,6 +343,36 @@ def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -
     holds = computed == total <= budget and smallest >= 1 and (not threshold or largest <= threshold)
     holds = holds and (not whole_prompts or asking == made) and lawful(out_cells, size, spare)
     return (made, total, lacks, head, committed, planned) if holds else None
+
+
+def turns(step: Steps, stores: Arrays, out: Arrays, numbers: Words, by: Words) -> tuple[int, int, int, Moves] | None:
+    """Steady turns, one behind the other, as many as there are tokens, places in `made` and steady ones.
+
+    As `turn`, but `step` has all steps in flight, as (entries, samples) each, and the tokens of all commits; `out` has cells
+    int64[2, FIELDS, R], of which turn k fills those at k % 2, entries int64[depth + 1, 4, R] and samples bool[depth + 1, R], of
+    which turn k fills those at (k + depth) % (depth + 1), pages taken by all, and `made` int64[most, 3]: the entries and tokens of
+    each plan, and the tokens of each commit. Returns the number of turns, the pages taken, the queue's head, and what the prefix
+    index goes through: pairs that come, pages that go. None if not even the first is steady.
+    """
+    (cells, drafting, in_flight, sampled, eos), (out_cells, out_entries, out_asks, out_work, out_blocks, made) = step, out
+    fixed, (free, head), used, (planned_step, waits, slack) = numbers[:3], numbers[3:5], numbers[5:9], numbers[9:]
+    taken = drawn = named = 0
+    steps, moves = list(in_flight), Moves()
+    for number in range(len(made)):
+        given, slot = int(np.count_nonzero(steps[number][1])), (number + len(in_flight)) % (len(in_flight) + 1)
+        tokens, arrays = sampled[drawn : drawn + given], (out_cells[number % 2], out_entries[slot], out_asks[slot])
+        words = (*fixed, free, head, *used, planned_step + number, waits, slack - named)
+        whole = (cells, drafting, *steps[number], tokens, eos)
+        found = turn(whole, stores, (*arrays, out_work, out_blocks[taken:]), words, by) if len(tokens) == given else None
+        if found is None:
+            return (number, taken, head, moves) if number else None
+        count, total, lacks, head, committed, planned = found
+        moves += [*committed, *out_blocks[taken : taken + lacks].tolist(), *planned]
+        made[number] = count, total, given
+        steps.append((arrays[1][:, :count].copy(), arrays[2][:count].copy()))
+        cells, free, taken, drawn = arrays[0], free - lacks, taken + lacks, drawn + given
+        named += len(committed) + len(planned)
+    return len(made), taken, head, moves
 
 
 def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> Named:

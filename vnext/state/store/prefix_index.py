@@ -14,7 +14,7 @@ import numpy as np
 
 from vnext.base.compiled import load
 from vnext.state.store import prefix_index_plain
-from vnext.state.store.prefix_index_plain import Pair
+from vnext.state.store.prefix_index_plain import Move, Pair
 from vnext.state.store.versions import Version
 
 _prefix_index = load("vnext.state.store._prefix_index")
@@ -97,6 +97,12 @@ class PrefixIndex(Version[Sides, Undo]):
         store = self._own()
         gone = impl.remove(*store, taken)
         return PrefixIndex(*store, self, ([], gone)) if gone else self
+
+    def move(self, moves: list[Move]) -> tuple[PrefixIndex, int]:
+        """This table after these moves, one after another, and how many pages have gone. A page that came may not go."""
+        store = self._own()
+        came, gone = impl.move(*store, moves)
+        return PrefixIndex(*store, self, (came, gone)) if came or gone else self, len(gone)
 
     def _apply(self, store: Sides, undo: Undo) -> Undo:
         gone, come = undo

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 Pair = tuple[bytes, int]
+Move = Pair | int
+"""A pair that comes, or a page that goes."""
 
 
 def insert(blocks: dict[bytes, int], keys: list[bytes | None], pairs: list[Pair]) -> list[Pair]:
@@ -32,6 +34,17 @@ def remove(blocks: dict[bytes, int], keys: list[bytes | None], taken: np.ndarray
             keys[block] = None
             gone.append((key, block))
     return gone
+
+
+def move(blocks: dict[bytes, int], keys: list[bytes | None], moves: list[Move]) -> tuple[list[Pair], list[Pair]]:
+    """`insert` and `remove`, one move after another. Returns the pairs inserted and those removed."""
+    came, gone = list[Pair](), list[Pair]()
+    for each in moves:
+        if isinstance(each, int):
+            gone += remove(blocks, keys, np.array([each], dtype=np.int32))
+        else:
+            came += insert(blocks, keys, [each])
+    return came, gone
 
 
 def apply(blocks: dict[bytes, int], keys: list[bytes | None], gone: list[Pair], come: list[Pair]) -> None:

@@ -1,5 +1,5 @@
-/* A steady turn in one pass: a commit after which everybody goes on, and the expected plan behind it. For `_columns.c` alone,
-   whose parts it is made of; columns_numpy.turn says what it means. Writes what it is handed to be filled, and places of the arenas
+/* A steady turn in one pass: a commit after which everybody goes on, and the expected plan behind it; and several of them, one
+   behind the other. For `_columns.c` alone, whose parts it is made of; columns_numpy.turn and turns say what they mean. Writes what it is handed to be filled, and places of the arenas
    that no state may read yet, so a turn that turns out not to be steady has changed nothing. */
 
 #ifndef VNEXT_TURN_H
@@ -7,9 +7,9 @@
 
 typedef struct {
     Py_buffer before, drafting, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
-    long long budget, threshold, size, spare, microbatches, step;
+    long long budget, threshold, size, spare, microbatches, step, waits, slack;
     Drafting by;
-    Py_ssize_t free, head, used, rows, count;
+    Py_ssize_t free, head, used, rows, count, width, named; /* width: of a line of `entries`; named: blocks that have got names */
     int caches, whole_prompts;
 } Turn;
 
@@ -21,7 +21,7 @@ static const Py_buffer NO_WINDOW = {.buf = (int64_t[1]){0}, .len = 8};
 static int64_t *line_of(const Turn *t, int line) { return (int64_t *)t->work.buf + line * t->rows; }
 
 static int turn_has_room(const Turn *t) {
-    return t->rows > 0 && t->size > 0 && (!t->drafting.len || t->drafting.len >= DRAFTING_FIELD_COUNT * t->rows * 8) && t->head >= 0 && t->entries.len == 4 * t->samples.len * 8 && t->samples.len <= t->rows &&
+    return t->rows > 0 && t->size > 0 && (!t->drafting.len || t->drafting.len >= DRAFTING_FIELD_COUNT * t->rows * 8) && t->head >= 0 && t->entries.len == 4 * t->width * 8 && t->samples.len <= t->width && t->width <= t->rows &&
            t->sampled.len / 4 <= t->rows && t->cells.len >= t->before.len && t->entries_out.len >= 4 * t->rows * 8 &&
            t->asks.len >= t->rows && t->work.len >= WORK_LINES * t->rows * 8 && t->blocks.len >= t->rows * 4;
 }
@@ -31,7 +31,7 @@ static int turn_commit(Turn *t) {
     Py_ssize_t asked = t->samples.len, given = t->sampled.len / 4;
     const int64_t *ids = t->entries.buf;
     char *ends = (char *)line_of(t, ENDS);
-    Step step = {ids, ids + asked, t->samples.buf, asked};
+    Step step = {ids, ids + t->width, t->samples.buf, asked};
     Taken taken = {line_of(t, TAKERS), line_of(t, PLACES), ends, ends + t->rows};
     int own, ended;
     if (!rows_match_samples(t->before.buf, t->rows, &step, t->sampled.buf, given, t->eos.buf, t->eos.len / 8, &taken, &own, &ended)) return 0;
@@ -41,11 +41,13 @@ static int turn_commit(Turn *t) {
     return 1;
 }
 
-/* The expected plan: its tokens, 0 unless there are some, without drafts, and blocks for all of them are free. *lacks: blocks taken. */
+/* The expected plan: its tokens, 0 unless there are some, without drafts, blocks for all of them are free, and the first request that
+   waits is certainly kept out (kept_out of sched/admission.py). *lacks: blocks taken. */
 static int64_t turn_plan(Turn *t, int64_t *lacks) {
     int64_t *c = t->cells.buf, *tokens = line_of(t, TOKENS), *need = line_of(t, NEED), *starts = line_of(t, STARTS);
     int64_t total = rows_expected(c, t->rows, tokens, need, t->budget, t->threshold, t->size, t->microbatches, t->step, lacks);
     if (*lacks > t->free || *lacks > t->rows) return 0;
+    if (t->waits && (total + t->waits > t->budget || t->named >= t->slack)) return 0;
     if (t->drafting.len && rows_drafts(c, t->drafting.buf, t->rows, tokens, starts, t->by, t->budget)) return 0;
     if (find_oldest(&t->queue, &t->status, &t->head, t->used, t->blocks.buf, *lacks) < *lacks) return 0;
     memcpy(starts, FIELD(c, COMPUTED, t->rows), t->rows * sizeof *starts);
@@ -67,45 +69,167 @@ static PyObject *turn_names(Turn *t) {
     return hash_all_blocks(t->cells.buf, t->rows, NULL, 0, t->size, &t->histories, &t->tables, &NO_WINDOW);
 }
 
-/* The whole turn, None if it is not steady or breaks a law, NULL with an exception set. */
-static PyObject *turn_taken(Turn *t) {
-    int64_t lacks = 0, total = 0;
-    PyObject *committed = NULL, *planned = NULL, *result = NULL;
-    if (!turn_has_room(t) || !turn_commit(t)) Py_RETURN_NONE;
-    if (!(committed = turn_names(t))) return NULL;
-    int holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && (total = turn_plan(t, &lacks)) > 0;
-    if (holds && (planned = turn_names(t))) {
-        holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && turn_step_holds(t, total);
-        if (holds) result = Py_BuildValue("nLLnOO", t->count, (long long)total, (long long)lacks, t->head, committed, planned);
-    }
-    Py_DECREF(committed);
-    Py_XDECREF(planned);
-    if (!result && !PyErr_Occurred()) Py_RETURN_NONE;
-    return result;
+/* 1 with the names of both events, 0 if the turn is not steady or breaks a law, -1 with an exception set. */
+static int turn_once(Turn *t, int64_t *total, int64_t *lacks, PyObject **committed, PyObject **planned) {
+    *committed = *planned = NULL;
+    if (!turn_has_room(t) || !turn_commit(t)) return 0;
+    if (!(*committed = turn_names(t))) return -1;
+    t->named += PyList_GET_SIZE(*committed);
+    int holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && (*total = turn_plan(t, lacks)) > 0;
+    if (holds && !(*planned = turn_names(t))) holds = -1;
+    if (holds > 0) holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && turn_step_holds(t, *total);
+    if (holds > 0) t->named += PyList_GET_SIZE(*planned);
+    if (holds <= 0) Py_CLEAR(*committed);
+    if (holds <= 0) Py_CLEAR(*planned);
+    return holds;
+}
+
+static int turn_numbers(Turn *t, PyObject *numbers, PyObject *by) {
+    return PyArg_ParseTuple(numbers, "LLLnnnppLLLL", &t->budget, &t->threshold, &t->size, &t->free, &t->head, &t->used, &t->caches,
+                            &t->whole_prompts, &t->microbatches, &t->step, &t->waits, &t->slack) &&
+           (!PyTuple_GET_SIZE(by) ||
+            PyArg_ParseTuple(by, "LLLLL", &t->by.most, &t->by.row_cost, &t->by.step_cost, &t->by.row_cost_many, &t->spare));
 }
 
 /* turn((cells, drafting int64[2][R] or empty, entries int64[4][E], samples bool[E], sampled int32, eos int64),
         (histories int32 writable, tables int32 writable, queue int32, status int64[N]),
         (out cells, out entries int64[4][R], out asks bool[R], out work int64[WORK_LINES][R], out blocks int32[R]),
-        (budget, threshold, size, free, head, used, caches, whole prompts, microbatches, the plan's step),
+        (budget, threshold, size, free, head, used, caches, whole prompts, microbatches, the plan's step, waits, slack),
         (most drafts, row cost, step cost, row cost of many, spare tokens) or ())
    -> (entries, tokens, blocks taken, the queue's head, names of the commit, names of the plan), or None */
 static PyObject *turn(PyObject *self, PyObject *args) {
     Turn t = {0};
-    PyObject *step, *stores, *out, *numbers, *by, *result = NULL;
+    PyObject *step, *stores, *out, *numbers, *by, *committed = NULL, *planned = NULL, *result = NULL;
     if (PyArg_ParseTuple(args, "O!O!O!O!O!", TUPLE(&step), TUPLE(&stores), TUPLE(&out), TUPLE(&numbers), TUPLE(&by)) &&
         PyArg_ParseTuple(step, "y*y*y*y*y*y*", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos) &&
         PyArg_ParseTuple(stores, "w*w*y*y*", &t.histories, &t.tables, &t.queue, &t.status) &&
-        PyArg_ParseTuple(out, "w*w*w*w*w*", &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks) &&
-        PyArg_ParseTuple(numbers, "LLLnnnppLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
-                         &t.whole_prompts, &t.microbatches, &t.step) &&
-        (!PyTuple_GET_SIZE(by) ||
-         PyArg_ParseTuple(by, "LLLLL", &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.by.row_cost_many, &t.spare))) {
+        PyArg_ParseTuple(out, "w*w*w*w*w*", &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks) && turn_numbers(&t, numbers, by)) {
+        int64_t lacks = 0, total = 0;
         t.rows = rows_of(&t.before);
-        result = turn_taken(&t);
+        t.width = t.samples.len;
+        int found = turn_once(&t, &total, &lacks, &committed, &planned);
+        if (!found) result = Py_NewRef(Py_None);
+        if (found > 0) result = Py_BuildValue("nLLnNN", t.count, (long long)total, (long long)lacks, t.head, committed, planned);
     }
     RELEASE(&t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories, &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out,
             &t.asks, &t.work, &t.blocks);
+    return result;
+}
+
+/* ---- several ---- */
+
+/* What turns share: `all` has whole arrays, of which each turn is handed its own parts. Steps in flight are in `depth` + 1 slots of
+   entries and asks; turn k commits that of slot k and plans that of the slot before, which is free. `made` int64[most][3]: of each turn
+   the plan's entries and tokens, and the tokens committed. */
+typedef struct {
+    Turn all;
+    Py_buffer made;
+    Py_ssize_t depth, taken, drawn; /* pages taken, tokens committed */
+    Py_ssize_t *counts;             /* entries of each slot */
+    PyObject *moves;
+} Turns;
+
+/* The steps in flight, of which each is (entries, asks), into their slots: 0 where one has no room. */
+static int turns_begin(Turns *s, PyObject *in_flight) {
+    Turn *all = &s->all;
+    s->depth = PyTuple_GET_SIZE(in_flight);
+    Py_ssize_t slots = s->depth + 1, rows = all->rows;
+    if (!s->depth || all->entries_out.len < slots * 4 * rows * 8 || all->asks.len < slots * rows) return 0;
+    s->counts = PyMem_Calloc(slots, sizeof *s->counts);
+    for (Py_ssize_t k = 0; s->counts && k < s->depth; ++k) {
+        OWNED Py_buffer entries = {0}, asks = {0};
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(in_flight, k), "y*y*", &entries, &asks)) return 0;
+        Py_ssize_t count = s->counts[k] = asks.len;
+        if (count > rows || entries.len != 4 * count * 8) return 0;
+        for (int line = 0; line < 4; ++line)
+            memcpy((int64_t *)all->entries_out.buf + (4 * k + line) * rows, (int64_t *)entries.buf + line * count, count * 8);
+        memcpy((char *)all->asks.buf + k * rows, asks.buf, count);
+    }
+    return s->counts != NULL;
+}
+
+/* Turn k is handed its parts of the arrays; 0 where tokens are missing. */
+static int turns_hand(Turns *s, Turn *t, Py_ssize_t k) {
+    const Turn *all = &s->all;
+    Py_ssize_t rows = all->rows, from = k % (s->depth + 1), to = (k + s->depth) % (s->depth + 1), given = 0;
+    t->width = rows;
+    t->entries = (Py_buffer){.buf = (int64_t *)all->entries_out.buf + from * 4 * rows, .len = 4 * rows * 8};
+    t->samples = (Py_buffer){.buf = (char *)all->asks.buf + from * rows, .len = s->counts[from]};
+    t->entries_out = (Py_buffer){.buf = (int64_t *)all->entries_out.buf + to * 4 * rows, .len = 4 * rows * 8};
+    t->asks = (Py_buffer){.buf = (char *)all->asks.buf + to * rows, .len = rows};
+    for (Py_ssize_t e = 0; e < t->samples.len; ++e) given += ((char *)t->samples.buf)[e] != 0;
+    t->sampled = (Py_buffer){.buf = (int32_t *)all->sampled.buf + s->drawn, .len = 4 * given};
+    t->blocks = (Py_buffer){.buf = (int32_t *)all->blocks.buf + s->taken, .len = all->blocks.len - 4 * s->taken};
+    t->before = (Py_buffer){.buf = k ? t->cells.buf : all->before.buf, .len = all->before.len};
+    t->cells = (Py_buffer){.buf = (char *)all->cells.buf + (k & 1) * all->before.len, .len = all->before.len};
+    return s->drawn + given <= all->sampled.len / 4;
+}
+
+static int append_all(PyObject *to, PyObject *pairs) {
+    return PyList_SetSlice(to, PyList_GET_SIZE(to), PyList_GET_SIZE(to), pairs) == 0;
+}
+
+/* What the prefix index goes through in a turn: names, pages that lose theirs, names. 0 with an exception set. */
+static int turns_note(Turns *s, const Turn *t, Py_ssize_t lacks, PyObject *committed, PyObject *planned) {
+    if (!append_all(s->moves, committed)) return 0;
+    for (Py_ssize_t j = 0; j < lacks; ++j) {
+        PyObject *page = PyLong_FromLong(((int32_t *)t->blocks.buf)[j]);
+        int failed = !page || PyList_Append(s->moves, page) < 0;
+        Py_XDECREF(page);
+        if (failed) return 0;
+    }
+    return append_all(s->moves, planned);
+}
+
+/* As many turns as are steady, `most` at most; -1 with an exception set. */
+static Py_ssize_t turns_taken(Turns *s, Py_ssize_t most) {
+    Turn t = s->all;
+    for (Py_ssize_t k = 0; k < most; ++k) {
+        PyObject *committed, *planned;
+        int64_t total = 0, lacks = 0;
+        if (!turns_hand(s, &t, k)) return k;
+        int found = turn_once(&t, &total, &lacks, &committed, &planned);
+        if (found <= 0) return found < 0 ? -1 : k;
+        int64_t *made = (int64_t *)s->made.buf + 3 * k;
+        made[0] = s->counts[(k + s->depth) % (s->depth + 1)] = t.count;
+        made[1] = total;
+        made[2] = t.sampled.len / 4;
+        int noted = turns_note(s, &t, lacks, committed, planned);
+        Py_DECREF(committed);
+        Py_DECREF(planned);
+        if (!noted) return -1;
+        s->drawn += made[2];
+        s->taken += lacks;
+        s->all.head = t.head;
+        t.free -= lacks;
+        t.step += 1;
+    }
+    return most;
+}
+
+/* turns((cells, drafting, steps in flight: a tuple of (entries int64[4][E], asks bool[E]), tokens int32, eos int64), stores as of turn,
+         (out cells int64[2][FIELD_COUNT][R], out entries int64[depth + 1][4][R], out asks bool[depth + 1][R], out work as of turn,
+          out blocks int32[n], out made int64[most][3]), numbers as of turn, by as of turn)
+   -> (turns, blocks taken, the queue's head, moves of the prefix index), or None */
+static PyObject *turns(PyObject *self, PyObject *args) {
+    Turns s = {0};
+    Turn *t = &s.all;
+    PyObject *step, *stores, *out, *numbers, *by, *in_flight, *result = NULL;
+    if (PyArg_ParseTuple(args, "O!O!O!O!O!", TUPLE(&step), TUPLE(&stores), TUPLE(&out), TUPLE(&numbers), TUPLE(&by)) &&
+        PyArg_ParseTuple(step, "y*y*O!y*y*", &t->before, &t->drafting, TUPLE(&in_flight), &t->sampled, &t->eos) &&
+        PyArg_ParseTuple(stores, "w*w*y*y*", &t->histories, &t->tables, &t->queue, &t->status) &&
+        PyArg_ParseTuple(out, "w*w*w*w*w*w*", &t->cells, &t->entries_out, &t->asks, &t->work, &t->blocks, &s.made) &&
+        turn_numbers(t, numbers, by) && (s.moves = PyList_New(0))) {
+        t->rows = rows_of(&t->before);
+        int begun = t->rows > 0 && t->cells.len >= 2 * t->before.len && turns_begin(&s, in_flight);
+        Py_ssize_t count = begun ? turns_taken(&s, s.made.len / 24) : 0;
+        if (count > 0) result = Py_BuildValue("nnnO", count, s.taken, t->head, s.moves);
+        if (count == 0 && !PyErr_Occurred()) result = Py_NewRef(Py_None);
+    }
+    PyMem_Free(s.counts);
+    Py_XDECREF(s.moves);
+    RELEASE(&t->before, &t->drafting, &t->sampled, &t->eos, &t->histories, &t->tables, &t->queue, &t->status, &t->cells, &t->entries_out,
+            &t->asks, &t->work, &t->blocks, &s.made);
     return result;
 }
 
