@@ -40,6 +40,7 @@ STRANGERS = 40
 PREEMPTED = {"num_blocks_override": 120, "max_num_seqs": 64}
 SHARED_BEGINNING = 40
 DRAFTED = {"method": "ngram", "num_speculative_tokens": 4, "row_cost": 0}
+OWN_DRAFTS, HEAD_DRAFTS = "with drafts of its own layer", "with drafts of an EAGLE-3 head"
 
 Ask = Callable[[LLM], list[Generated]]
 
@@ -119,12 +120,14 @@ def main() -> int:
     levels = [level.name.lower() for level in native.levels()] if options.isa == ["all"] else options.isa
     requests = Requests(options.requests, options.tokens)
     before = machine()
+    if options.head and len(models) > 1:
+        raise SystemExit("--head drafts for one model: name one with --model")
     for name, isa, kind in product(models, levels, options.kv_cache_dtype):
         scheme = name.partition(":")[2]
         quantization = scheme if scheme in QUANTIZATIONS else options.quantization
         numbers = Numbers(dtype=options.dtype, quantization=quantization, kv_cache_dtype=kind, isa=isa)
         with tempfile.TemporaryDirectory(prefix="vnext-determinism-") as folder:
-            found = examine(name, requests, numbers, Path(folder))
+            found = examine(name, requests, numbers, Path(folder), options.head)
         if options.json:
             add_to_record(options.json, described(name, numbers), found, options, before)
         if found["different"]:
@@ -142,6 +145,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--isa", nargs="+", default=["auto"], help="instruction sets of the CPU kernels, or all of this machine")
     parser.add_argument("--requests", type=int, default=90)
     parser.add_argument("--tokens", type=int, default=80, help="of each answer")
+    parser.add_argument("--head", type=Path, help="folder of an EAGLE-3 head that drafts for the model in one more circumstance")
     parser.add_argument("--json", type=Path, help="record to begin or to add to")
     return parser.parse_args()
 
@@ -154,8 +158,8 @@ def described(name: str, numbers: Numbers) -> str:
     return Path(name.partition(":")[0] if weights else name).name + weights + cache + level
 
 
-def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> dict[str, Any]:
-    """Run all circumstances of one model and print progress."""
+def examine(name: str, requests: Requests, numbers: Numbers, folder: Path, head: Path | None = None) -> dict[str, Any]:
+    """Run all circumstances of one model and print progress. `head` drafts in one of them."""
     path = model_of(name, folder)
     config = load_config(model_folder(path))
     ranks = next((count for count in (2, 3) if sums_alike(config, count)), 1)
@@ -164,7 +168,7 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
     say(title, ALONE.name, sum(map(len, expected)), seconds)
     compared, different, refused = {}, [], {}
-    for place, circumstance in enumerate((*CIRCUMSTANCES, *on_ranks(ranks, config))):
+    for place, circumstance in enumerate((*CIRCUMSTANCES, *drafted(config, head), *on_ranks(ranks, config))):
         try:
             found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
         except StartRefused as error:
@@ -182,6 +186,15 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
         "refused": refused,
         "environment": environment,
     }
+
+
+def drafted(config: ModelConfig, head: Path | None) -> list[Circumstance]:
+    """With what the model has to draft, and with a head for it."""
+    given = {"num_speculative_tokens": 3, "row_cost": 0}
+    ways: dict[str, dict[str, Any]] = {OWN_DRAFTS: {"method": "mtp"}} if config.mtp_layers else {}
+    if head is not None:
+        ways[HEAD_DRAFTS] = {"method": "eagle3", "model": str(head.resolve())}
+    return [Circumstance(name=name, settings={"speculative_config": given | way}, drafts=True) for name, way in ways.items()]
 
 
 def on_ranks(ranks: int, config: ModelConfig) -> list[Circumstance]:

@@ -87,6 +87,8 @@ KINDS = {
 }  # fmt: skip
 """Of layers, by the models that have them."""
 APART = "with whole experts on 2 ranks"
+DRAFTS = {"with drafts of its own layer": "a hybrid's own layer", "with drafts of an EAGLE-3 head": "a head for it"}
+"""What drafts for a hybrid, by the circumstance of its name."""
 
 
 def determinism() -> str:
@@ -97,7 +99,8 @@ def determinism() -> str:
         runs = found["models"].values()
         compared, differ = sum(run["tokens_compared"] for run in runs), sum(len(run["different"]) for run in runs)
         rows.append((_link(record), _processor(found), f"{compared:,}", str(differ)))
-    return table(("record", "processor", "tokens compared", "differ"), [*rows, *_kinds(newest("determinism-kinds"))])
+    rows += [*_kinds(newest("determinism-kinds")), *_drafts(newest("determinism-drafts"))]
+    return table(("record", "processor", "tokens compared", "differ"), rows)
 
 
 def _kinds(record: Path) -> Iterator[tuple[str, ...]]:
@@ -110,6 +113,16 @@ def _kinds(record: Path) -> Iterator[tuple[str, ...]]:
     apart = [run for run in runs.values() if APART in run["circumstances"]]
     differ = sum(case["circumstance"] == APART for run in apart for case in run["different"])
     yield APART.removeprefix("with "), processor, f"{sum(run['circumstances'][APART] for run in apart):,}", str(differ)
+
+
+def _drafts(record: Path) -> Iterator[tuple[str, ...]]:
+    """A row of each thing that drafts for a hybrid."""
+    found = json.loads(record.read_text())
+    where, processor, runs = _link(record) + ": ", _processor(found), found["models"].values()
+    for name, what in DRAFTS.items():
+        differ = sum(case["circumstance"] == name for run in runs for case in run["different"])
+        yield where + what, processor, f"{sum(run['circumstances'][name] for run in runs):,}", str(differ)
+        where = processor = ""
 
 
 def _processor(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Gemma 1 to 3, VaultGemma: scaled embeddings; Gemma 2 has norms on both sides, soft caps, windows in every other layer.
+"""Gemma 1 to 3, VaultGemma: scaled embeddings; Gemma 2 has norms on both sides, soft caps, windows.
 
 A norm multiplies by 1 + weight, in float32 before rounding: the sum is made once at load and kept in float32. Gemma 3 has norms
 over heads and no soft caps; five layers of six have a window and a rope of their own. EmbeddingGemma sees to both sides and writes

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3 with experts, one of Qwen 2 for all tokens, with a gate; Mellum 2, with windows."""
+"""Qwen 2 and 3 with experts; Mellum 2, with windows."""
 
 from __future__ import annotations
 
