@@ -174,8 +174,8 @@ SHARES: dict[str, int] = {
     "tests/replay/test_time_holes.py": 4,
     "tests/stages/test_stages.py": 6,
 }
-"""File, or file::function, which goes before -> of each function one case of so many is taken; of one with fewer cases, one for some
-seeds."""
+"""File, or file::function, which takes precedence -> N: of each function a run takes one case in N; of a function with fewer cases, it
+takes one for some seeds and none for others."""
 WHOLE: dict[str, int] = {"tests/arm/test_arm.py": 3, "tests/e2e/test_agent.py": 2, "tests/hosts/test_on_ray.py": 3}
 """File whose fixture costs more than its cases -> of so many seeds one takes it, with all its cases."""
 ROOT = Path(__file__).resolve().parents[1]

@@ -61,7 +61,7 @@ def seen(pixels: np.ndarray, text: str = "d3 e4") -> list[dict[str, Any]]:
 
 
 def right(reader: tuple[Path, torch.nn.Module], tokens: list[int], *images: np.ndarray) -> tuple[list[int], list[float]]:
-    """transformers' greedy answer, and its log-probabilities."""
+    """The tokens that transformers answers with greedily, and the log-probability of each."""
     form = tile_form(json.loads((reader[0] / "preprocessor_config.json").read_text()), TILE_TOKENS)
     pixels = np.concatenate([numbers_of(tiles_of(each, form, "").pixels, form.pixels) for each in images])
     with torch.inference_mode():

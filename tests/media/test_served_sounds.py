@@ -44,7 +44,7 @@ def asked(server: Server, data: bytes = SOUND, route: str = "transcriptions", **
 
 
 def right(model: Any, data: bytes, text: Sequence[int], allowed: Sequence[int] = (), count: int = PLACES) -> list[int]:
-    """transformers' greedy answer, without tokens that steer."""
+    """The tokens that transformers answers with greedily, those that steer left out."""
     features = torch.from_numpy(spectrogram_of(sound_of(data, "file"), 80, SAMPLES))[None]
     tokens, banned = list(text), [id_ for id_ in SPELLED.values() if id_ != END]
     with torch.inference_mode():

@@ -130,7 +130,8 @@ def test_a_hit_up_to_the_other_half_changes_no_bit(model: Path) -> None:
 
 
 def test_a_hit_of_a_longer_negative_prompt_changes_no_bit(model: Path, tmp_path: Path) -> None:
-    """Its blocks come from the cache up to where the prompt begins beside it. Of the prompt none do, and that is what is told."""
+    """Its blocks come from the cache up to where the prompt begins beside it. Of the prompt none do, and its
+    answer says so."""
     negative = [5 + (3 * place) % 70 for place in range(70)]
     how = SamplingParams(
         max_tokens=COUNT, ignore_eos=True, temperature=0.9, seed=1, logprobs=3, guidance_scale=2.0, negative_prompt=negative

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -17,6 +16,7 @@ from family_cases import VOCAB_SIZE
 from hybrids import Hybrid, load_hybrid, save_hybrid
 from model_helpers import Chunk, make_batch, with_aux
 from msgspec.structs import replace
+from mtp_cases import one_row
 from safetensors.torch import load_file, save_file
 from test_hybrid_engine import talks
 from transformers.modeling_layers import MtpLayer
@@ -30,7 +30,7 @@ from draft_heads import PlainLayer, Seen
 
 from vnext import LLM, SamplingParams
 from vnext.models.families.hybrids import nemotron_h, qwen3_5
-from vnext.models.layers.batch import ForwardBatch, HostBatch, RecurrentBatch
+from vnext.models.layers.batch import RecurrentBatch
 from vnext.models.layers.head_layer import HeadBatch
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
@@ -168,14 +168,9 @@ def test_its_logits_are_those_of_transformers(saved: tuple[Path, torch.nn.Module
     params = load_params(
         path, config, alone(), torch.float32, "cpu", assemble=lambda source, _: own.assemble_mtp(source, model.config)
     )
-    states, places = own.combine_mtp(params, states_of(hybrid), config)[:-1], torch.arange(count)
-    starts, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
-    rows = ForwardBatch(
-        TOKENS[1:], places, places, torch.from_numpy(starts), torch.from_numpy(lengths), places.int()[None], places,
-        HostBatch(starts, lengths),
-    )  # fmt: skip
+    states = own.combine_mtp(params, states_of(hybrid), config)[:-1]
     kv = make_kv_cache(config, count, 1, torch.float32, "cpu", alone())
-    found, after = own.forward_mtp(params, kv, HeadBatch(rows, embed(TOKENS[1:]), states), config)
+    found, after = own.forward_mtp(params, kv, HeadBatch(one_row(TOKENS[1:]), embed(TOKENS[1:]), states), config)
     logits = model.family.logits(model.params, found, model.config, model.parallel)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max() and torch.equal(found, after)
     assert unread(path) == ""

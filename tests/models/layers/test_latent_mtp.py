@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 import torch
 from family_cases import VOCAB_SIZE, make_model
 from model_helpers import Chunk, Model, load_model, make_batch, with_aux
 from msgspec.structs import replace
+from mtp_cases import one_row
 from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpLayer
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
@@ -18,7 +18,6 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32De
 
 from vnext import LLM, SamplingParams
 from vnext.models.families.latent import deepseek
-from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.models.layers.head_layer import HeadBatch
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
@@ -85,14 +84,9 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None
     params = load_params(
         tmp_path, config, alone(), torch.float32, "cpu", assemble=lambda source, _: deepseek.assemble_mtp(source, model.config)
     )
-    states, places = deepseek.combine_mtp(params, states_of(model), config)[:-1], torch.arange(count)
-    starts, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
-    rows = ForwardBatch(
-        TOKENS[1:], places, places, torch.from_numpy(starts), torch.from_numpy(lengths), places.int()[None], places,
-        HostBatch(starts, lengths),
-    )  # fmt: skip
+    states = deepseek.combine_mtp(params, states_of(model), config)[:-1]
     kv = make_kv_cache(config, count, 1, torch.float32, "cpu", alone())
-    found, after = deepseek.forward_mtp(params, kv, HeadBatch(rows, oracle.model.embed_tokens(TOKENS[1:]), states), config)
+    found, after = deepseek.forward_mtp(params, kv, HeadBatch(one_row(TOKENS[1:]), oracle.model.embed_tokens(TOKENS[1:]), states), config)
     logits = model.family.logits(model.params, found, model.config, model.parallel)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max() and torch.equal(found, after)
     assert unread(tmp_path) == ""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from vnext.kernels.arrays import Array, as_tensor
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.tower_config import SoundTower, Tower
 from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.models.layers.both_sides import ByToken
 from vnext.models.layers.kv_cache import KvCache
@@ -38,6 +40,16 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 ALL, NO_BAND = slice(None), 1 << 62
+
+
+def own_config(config: ModelConfig, tower: Tower | SoundTower, activation: str, positions: int) -> ModelConfig:
+    """A tower as a model of its own, whose weights every rank has whole: of the decoder's form it has nothing."""
+    return msgspec.structs.replace(
+        config, hidden_size=tower.hidden_size, intermediate_size=tower.intermediate_size, layer_count=tower.layer_count,
+        head_count=tower.head_count, kv_head_count=tower.head_count, head_dim=tower.hidden_size // tower.head_count,
+        rms_norm_eps=tower.eps, activation=activation, windows=(), stage=None, position_count_max=positions, query_scale=None,
+        attention_softcap=0.0, local_rope=None, form=type(config.form)(), recurrent=None, experts=None,
+    )  # fmt: skip
 
 
 class TowerLayer(NamedTuple):
@@ -164,8 +176,10 @@ def through(
         for span in bands(count, KEYS * band):
             qkv = step.operations.linear(norm_of(states[span], layer.attention_norm, step), *layer.attention.qkv)
             found = written(qkv, layer.attention, kv[0], of_span(step, span))
-            queries = found.new_empty((count, *found.shape[1:])) if queries is None else queries
-            queries[span] = found
+            if queries is None:
+                queries = found if len(found) == count else found.new_empty((count, *found.shape[1:]))
+            if queries is not found:
+                queries[span] = found
             if is_cut:
                 yield 0
         assert queries is not None

@@ -151,7 +151,7 @@ def test_all_of_the_checkpoint_is_read(seeing: tuple[str, Path, Any]) -> None:
 
 
 class Tier(NamedTuple):
-    """Where vectors of inputs are kept: what an engine is told, and what a command is."""
+    """Where vectors of inputs are kept: the settings of an engine that keeps them there, and the options of a command."""
 
     folder: Path
     settings: dict[str, Any]

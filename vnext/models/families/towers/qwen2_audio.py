@@ -14,7 +14,7 @@ from vnext.models.families.towers.llava_onevision import HEADS, PROJECTORS, ROOT
 from vnext.models.layers.assembly import Source, linear, llama_parts
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import Layout, Sized
-from vnext.models.layers.tower import SoundTowerParams
+from vnext.models.layers.tower import SoundTowerParams, own_config
 
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "tower_config"]
 
@@ -41,14 +41,9 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def tower_config(config: ModelConfig) -> ModelConfig:
-    """The tower as a model of its own, whose weights every rank has whole."""
-    sound = config.sound
-    assert sound is not None
-    return msgspec.structs.replace(
-        config, hidden_size=sound.hidden_size, intermediate_size=sound.intermediate_size, layer_count=sound.layer_count,
-        head_count=sound.head_count, kv_head_count=sound.head_count, head_dim=sound.hidden_size // sound.head_count,
-        rms_norm_eps=sound.eps, activation="gelu", windows=(), stage=None, position_count_max=sound.states,
-    )  # fmt: skip
+    """As own_config."""
+    assert config.sound is not None
+    return own_config(config, config.sound, "gelu", config.sound.states)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import msgspec
-
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.config.tower_config import Tower
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
 from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import Axis, Layout, Sized, matrix
-from vnext.models.layers.tower import TowerLayer, TowerParams
+from vnext.models.layers.tower import TowerLayer, TowerParams, own_config
 
 AXES = MappingProxyType(
     {
@@ -33,16 +31,9 @@ def axes(tower: Tower) -> dict[str, Layout]:
 
 
 def tower_config(config: ModelConfig) -> ModelConfig:
-    """The tower as a model of its own, whose weights every rank has whole."""
-    tower = config.tower
-    assert tower is not None
-    return msgspec.structs.replace(
-        config, hidden_size=tower.hidden_size, intermediate_size=tower.intermediate_size, layer_count=tower.layer_count,
-        head_count=tower.head_count, kv_head_count=tower.head_count, head_dim=tower.hidden_size // tower.head_count,
-        rms_norm_eps=tower.eps, activation=tower.activation, windows=(), stage=None, position_count_max=tower.grid**2,
-        query_scale=None, attention_softcap=0.0, local_rope=None, form=type(config.form)(), recurrent=None,
-        experts=None,
-    )  # fmt: skip
+    """As own_config."""
+    assert config.tower is not None
+    return own_config(config, config.tower, config.tower.activation, config.tower.grid**2)
 
 
 def assemble(source: Source, config: ModelConfig, root: str, projection: object, *, norms: bool) -> TowerParams:
