@@ -113,6 +113,8 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         left = [name for name in stored.names() if name not in read and ours(name) and not HARMLESS_TENSORS.search(name)]
         reading = [layer for layer, source in enumerate(config.cache_layers) if source != layer]
         idle = tuple(f"layers.{layer}.self_attn.{part}_" for layer in reading for part in "kv")  # transformers ignores them too
+        if (experts := config.experts) is not None:
+            idle += tuple(f".experts.{experts.count + number}." for number in range(experts.idle))
         left = [name for name in left if not name.startswith(drafting) and not any(part in name for part in idle)]
         return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
 

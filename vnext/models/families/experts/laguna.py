@@ -59,6 +59,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "moe_router_logit_softcapping", unless=(0.0,))
     refuse(raw, "gating", unless=(True, "per-head", "per-element"))
     count, size = positive(raw, "num_hidden_layers"), positive(raw, "head_dim")
+    positive(raw, "sliding_window")  # read also where no layer has a window
     windows = layer_windows(raw, ["full_attention"] * count)
     rope, local = two_ropes(raw, size, 5e5, 1e4, partial=True)
     near, far = _head_counts(raw, windows)
