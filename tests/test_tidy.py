@@ -270,7 +270,8 @@ LATE_IMPORTS = {
     "vnext/runtime/transport/collectives/meeting.py": (1, "gloo and GPUs"),
     "vnext/runtime/rank/gpu_loading.py": (1, "a second of torch's compiler"),
     "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
-    "vnext/runtime/rank/loading.py": (11, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (10, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/together.py": (2, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
     "vnext/models/outside.py": (1, "packages' metadata take 11 ms, and a family of ours needs none"),

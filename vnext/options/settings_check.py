@@ -231,9 +231,7 @@ def _check_together(settings: EngineSettings) -> None:
     tokens, length = settings.step_tokens(settings.device != "cpu"), settings.max_model_len
     for name in ("long_prefill_token_threshold", "input_tokens"):
         if not settings.enable_chunked_prefill and (bound := getattr(settings, name)):
-            raise SettingsError(
-                f"{name} is {bound} and chunked prefill is off: a prompt is then never split, so leave one of the two out."
-            )
+            raise SettingsError(f"{name} is {bound} and chunked prefill is off, which splits no prompt: leave one of the two out.")
     if not settings.enable_chunked_prefill and length is not None and length > tokens:
         raise SettingsError(
             f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "
@@ -257,8 +255,9 @@ def _check_together(settings: EngineSettings) -> None:
     if settings.activations != AUTO and settings.quantization == NO_FORMAT:
         both = f"quantization is none, which keeps no weights of few bits, and activations is {settings.activations}"
         raise SettingsError(f"{both}: leave one of the two out.")
-    if settings.kv_cache_dtype != "auto" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
-        both = f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is"
+    own = settings.attention_function
+    if settings.kv_cache_dtype != "auto" and (own or not ATTENTION_BACKENDS[settings.attention].reads_int8):
+        both = f"attention is {own or settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is"
         raise SettingsError(f"{both} {settings.kv_cache_dtype}: leave one of the two out.")
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")

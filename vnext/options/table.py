@@ -33,6 +33,7 @@ ENGINE_HELP = {
     "load_format": "dummy draws random weights from config.json alone, for benchmarks; auto and safetensors read the files",
     "model_impl": "whose code computes the model; auto is transformers' where no file of vnext's knows the architecture",
     "family": "a Python file with a model family of your own; see docs/models.md#adding-a-family",
+    "attention_function": "attention of an installed package, by its name",
     "sampler": "a sampler of an installed package, by its name; see docs/models.md#adding-a-sampler",
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",

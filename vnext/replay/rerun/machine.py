@@ -20,6 +20,7 @@ from vnext.kernels.thin import ThinBlocks
 from vnext.models.config.adapter_config import RANK_MAX
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
+from vnext.models.hosted.own_attention import AttentionError, heads_of, own_attention
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.recurrent import copy_states
@@ -78,6 +79,8 @@ class Machine:
         self.versions = Versions(path, self.shards, self.kernels, weights, checks)
         self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
         self.sampler = self._sampler(numerics.sampler)
+        if numerics.attention:
+            self._attend_by(numerics.attention)
 
     def have_inputs(self, started: EngineStarted, kept: KeptAt) -> None:
         """Put the vectors into steps that the log's engine kept of images and sounds, if the model reads any. Raises CannotRun."""
@@ -90,6 +93,15 @@ class Machine:
         """Why an image or a sound cannot be computed with, "" where it can."""
         inputs = self.shards[0].inputs
         return f"{self.path} reads none" if inputs is None else inputs.why_lacking(digest)
+
+    def _attend_by(self, name: str) -> None:
+        try:
+            for shard in self.shards:
+                own = own_attention(name, heads_of(self.config, shard.parallel, shard.dtype))
+                shard.params = shard.params._replace(stack=None)  # one call of all layers has its own
+        except AttentionError as error:
+            raise CannotRun(f"the log's engine attended by a function from outside, and {error}") from error
+        self.kernels.attend_by(own)
 
     def _sampler(self, name: str) -> OwnSampler | None:
         try:

@@ -33,7 +33,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_length` is the longest request, 0 for the default; a model may use other rotary values for longer requests.
     `deterministic` is the engine's option. `ranks` share each layer. `threads` compute, 0 for as many as the machine
-    has; their number changes no bit. `sampler` is one from outside, "" for vnext's own.
+    has; their number changes no bit. `sampler` and `attention` are those from outside, "" for vnext's own.
     """
 
     dtype: str = "auto"
@@ -46,6 +46,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     model_length: int = 0
     sampler: str = ""
+    attention: str = ""
 
     def words(self) -> str:
         """The numerics in words."""
@@ -79,6 +80,7 @@ def recorded_numerics(environment: Mapping[str, str], ranks: int, model_length: 
         ranks=ranks,
         model_length=model_length,
         sampler=environment.get("sampler", ""),
+        attention=environment.get("attention_function", ""),
     )
 
 

@@ -18,6 +18,7 @@ from vnext.kernels.cpu.packed import serves_all
 from vnext.kernels.format import QUANTIZATIONS, only_dtype, weight_formats
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
 from vnext.models.config.model_config import load_config
+from vnext.models.hosted.own_attention import OwnAttention
 from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
@@ -108,8 +109,12 @@ class Kernels:
             best = native.best_level().name.lower()
             raise CannotRun(f"this machine cannot run the kernels {name!r}, at best {best}: give --kernels {best}")
         self.is_torch = name == TORCH or not native.is_built()
-        self._plain = plain_operations() if name == TORCH else None
-        self.operations: Operations = self._plain or operations("cpu")
+        self._others = plain_operations() if name == TORCH else None
+        self.operations: Operations = self._others or operations("cpu")
+
+    def attend_by(self, own: OwnAttention) -> None:
+        """With a user's own attention from now on."""
+        self._others = self.operations = own.among(self.operations)
 
     @property
     def name(self) -> str:
@@ -123,7 +128,7 @@ class Kernels:
         if self._level is not None:
             native.set_level(self._level)
         try:
-            with substituted(self._plain) if self._plain is not None else nullcontext():
+            with substituted(self._others) if self._others is not None else nullcontext():
                 yield
         finally:
             if before is not None:

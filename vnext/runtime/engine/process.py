@@ -181,7 +181,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "activations", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa",
     "block_size", "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_max_age_s", "handover_address",
-    "cluster_secret_file", "packed_weights_dir", "family", "sampler", "enable_expert_parallel",
+    "cluster_secret_file", "packed_weights_dir", "family", "sampler", "attention_function", "enable_expert_parallel",
     "enable_expert_load", "enable_guidance",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""

@@ -72,7 +72,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
     `model_impl`: whose code computes the model; "vllm" means vnext's own. `family`: a Python file with a family
-    of the user's own, "" for none; `sampler`: a sampler of an installed package (sampling/outside.py), "" for vnext's.
+    of the user's own, "" for none; `sampler`, `attention_function`: of an installed package (sampling/outside.py,
+    models/hosted/own_attention.py), "" for vnext's.
     `speculative_config` is a JSON object (runtime/protocol/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
@@ -111,6 +112,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model_impl: ModelImpl = "auto"
     family: str = ""
     sampler: str = ""
+    attention_function: str = ""
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
@@ -365,6 +367,7 @@ class RankSettings(ModelSettings, frozen=True, kw_only=True):
     cluster_secret_file: str = ""
     family: str = ""
     sampler: str = ""
+    attention_function: str = ""
     enable_expert_parallel: bool = False
     enable_expert_load: bool = False
     enable_guidance: bool = False

@@ -31,7 +31,8 @@ from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, repor
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
 from vnext.runtime.rank.images import Inputs
 from vnext.runtime.rank.routed_experts import RoutedExperts
-from vnext.sampling.sampling import Choose, sample
+from vnext.runtime.rank.together import Own
+from vnext.sampling.sampling import sample
 
 
 class ByParts:
@@ -51,9 +52,8 @@ class ByParts:
         self._family, self._config, self._parallel = family, config, parallel
         self._params = params._replace(stack=None) if routed else params  # layers as one call tell no expert ids
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
-        self._sums, self._routed = PromptSums(tail), routed
+        self._sums, self._routed, self.own = PromptSums(tail), routed, Own()
         self.inputs: Inputs | None = None  # makes vectors of images or sounds, where the model reads them
-        self.sampler: Choose | None = None  # vnext's own
         self.load: ExpertLoad | None = None  # counts where no kernel does
 
     @torch.inference_mode()
@@ -101,11 +101,15 @@ class ByParts:
         forward = self._adapted if batch.adapters else self._family.forward
         assert forward is not None, "who computes with adapters has slots"
         hidden: torch.Tensor
-        with self._watched():
+        with self._own_attention(), self._watched():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
             for each in again:
                 forward(self._params, kv, each, self._config, self._parallel)
         return hidden
+
+    def _own_attention(self) -> AbstractContextManager[None]:
+        own = self.own.attention
+        return substituted(own.among(operations("cpu"))) if own else nullcontext()
 
     def _watched(self) -> AbstractContextManager[None]:
         """The operations that note where tokens go, where someone wants to know what no kernel counts."""
@@ -120,7 +124,7 @@ class ByParts:
         logits = self.logits(hidden)
         if inputs.guided is not None:
             logits = inputs.guided.combined(logits)
-        sampled = sample(logits, inputs.sampling, own=self.sampler)
+        sampled = sample(logits, inputs.sampling, own=self.own.sampler)
         tokens = sampled.tokens.numpy()
         return StepOutputs(tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits.numpy(), tokens))
 

@@ -120,7 +120,9 @@ def draft_variants(runner: ModelRunner, gpu: GpuSettings) -> DeviceVariants | No
 
 
 def with_attention(variants: DeviceVariants, runner: ModelRunner, backend: AttentionBackend) -> DeviceVariants:
-    """The device operations with a backend's attention where it can do the same. Raises SettingsError."""
+    """The device operations with a backend's attention where it can do the same, or with a user's own. Raises SettingsError."""
+    if own := runner.own.attention:
+        return replace(variants, operations=own.among(variants.operations), shapes=Shapes((), variants.shapes.tokens), cascade=None)
     if backend.name == "auto":
         backend = for_long_prompts(runner) or backend
     elif reason := why_not_attention(backend, runner):
@@ -134,7 +136,7 @@ def with_attention(variants: DeviceVariants, runner: ModelRunner, backend: Atten
 
 
 def why_not_attention(backend: AttentionBackend, runner: ModelRunner) -> str:
-    """Why a backend cannot serve a model here; "" where it can. Where torch compiles it, that is tried last."""
+    """Why a backend cannot serve a model here; "" where it can. What torch compiles is tried last."""
     if not backend.module:
         return ""
     dtype, config, ranks = torch_dtype(runner.dtype), runner.config, runner.parallel.world_size
@@ -157,8 +159,7 @@ def for_long_prompts(runner: ModelRunner) -> AttentionBackend | None:
     name = LONG_PROMPTS.get(capability())
     if name is None or runner.invariance.holds:
         return None
-    backend = ATTENTION_BACKENDS[name]
-    if reason := why_not_attention(backend, runner):
+    if reason := why_not_attention(backend := ATTENTION_BACKENDS[name], runner):
         log.info("vnext's own kernel serves the attention of long prompts, and not %s: %s", name, reason)
         return None
     return backend

@@ -48,14 +48,13 @@ from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier, Snapshots
-from vnext.runtime.rank.together import HEADS, require_device, require_model
+from vnext.runtime.rank.together import HEADS, load_own, require_device, require_model
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.group import StoreAddress, join_group
 
 if TYPE_CHECKING:
     import torch
 
-    from vnext.sampling.sampling import Choose
 
 SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
 log = logging.getLogger(__name__)
@@ -285,19 +284,8 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
         if settings.rank == 0 and sentence:
             log.warning("%s", sentence)
     runner = ModelRunner(path, settings, device, parallel, progress, config)
-    if settings.sampler:
-        runner.sampler = load_sampler(settings.sampler, config.vocab_size)
+    runner.own = load_own(settings, config, parallel, runner.dtype, runner.device)
     return runner
-
-
-def load_sampler(name: str, vocab_size: int) -> Choose:
-    """A sampler from outside. Raises SettingsError."""
-    from vnext.sampling.outside import SamplerError, own_sampler  # samplers are torch's
-
-    try:
-        return own_sampler(name, vocab_size)
-    except SamplerError as error:
-        raise SettingsError(f"--sampler: {error}") from error
 
 
 def use_isa(isa: Isa) -> None:
@@ -389,8 +377,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
     if runner.config.recurrent is not None:
         numbers["state_bytes"] = str(runner.state_bytes())
-    if settings.sampler:
-        numbers["sampler"] = settings.sampler
+    named = {"sampler": settings.sampler, "attention_function": settings.attention_function}
+    numbers |= {what: name for what, name in named.items() if name}
     if runner.weights.kept.codes:
         numbers["codes"] = scheme(name for name, _ in runner.weights.kept.codes.most_common())
     return numbers | {"batch_invariant": str(runner.invariance)}

@@ -37,6 +37,7 @@ from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.runtime.protocol.settings import ModelSettings, SettingsError
 from vnext.runtime.rank.host_cache import HostCache, StatePools
+from vnext.runtime.rank.together import Own
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from vnext.runtime.rank.by_parts import ByParts
     from vnext.runtime.rank.images import Inputs
     from vnext.runtime.rank.routed_experts import RoutedExperts
-    from vnext.sampling.sampling import Choose
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class ModelRunner:
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
         self.routes = Routes()
-        self.sampler: Choose | None = None  # chooses tokens in place of vnext's draw
+        self.own = Own()
         self.stage: StagePart | None = None  # computes this rank's part of a pipeline's steps
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
@@ -306,7 +306,7 @@ class ModelRunner:
         """Allocate the cache, pages for recurrent states, with those of a step of so many `drafts`, and the cache of what drafts.
         Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
-        is_whole = together and self.routes.ids is None and self.sampler is None  # a whole step tells no ids, and draws itself
+        is_whole = together and self.routes.ids is None and self.own == Own()  # a whole step tells no ids, attends and draws itself
         pages = page_count + (self.parts.spare_pages(block_size) if self.config.tower is not None else 0)
         kv = make_kv_cache(self.config, pages, block_size, self._kv_dtype, self.device, self.parallel, together)
         made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
@@ -364,9 +364,10 @@ class ModelRunner:
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
         params = host_tensors_of(self.weights.params)
+        params = params._replace(stack=None) if self.own.attention else params  # one call of layers has its own
         made = (family(self.config.architecture), params, self.config, self.parallel, self.adapters, self.routes.ids, self.tail)
         parts = ByParts(*made)
-        parts.sampler, parts.load = self.sampler, self.routes.load
+        parts.own, parts.load = self.own, self.routes.load
         return parts
 
     @cached_property

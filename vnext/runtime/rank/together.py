@@ -1,15 +1,23 @@
-"""Together: which settings a rank refuses beside each other and beside its model, before it loads a weight.
+"""Together: which settings a rank refuses beside each other and beside its model.
 
-Owns the refusals that depend on the model or on the device; those of settings alone are in options/settings_check.py.
-docs/options.md has the table of both.
+Owns the refusals that depend on the model or on the device, and the trial of the functions that installed packages have; refusals
+of settings alone are in options/settings_check.py. docs/options.md has the table of both.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
+from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.format import AUTO, is_served
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.kv_cache import kv_groups
+from vnext.models.layers.sharding import Parallel
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
+
+if TYPE_CHECKING:
+    from vnext.models.hosted.own_attention import OwnAttention
+    from vnext.sampling.sampling import Choose
 
 HEADS = ("eagle3", "mtp")
 """Methods whose drafts a head makes, which keeps states of its own."""
@@ -73,3 +81,35 @@ def _require_plain_pages(who: str, settings: RankSettings, config: ModelConfig) 
         raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
     if any(kv_groups(config).windows):
         raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")
+
+
+class Own(NamedTuple):
+    """A user's sampler and attention, which installed packages have; None: vnext's."""
+
+    sampler: Choose | None = None
+    attention: OwnAttention | None = None
+
+
+def load_own(settings: RankSettings, config: ModelConfig, parallel: Parallel, dtype: str, device: str) -> Own:
+    """What the settings name, after its trial. Raises SettingsError."""
+    sampler = _load_sampler(settings.sampler, config.vocab_size) if settings.sampler else None
+    name = settings.attention_function
+    return Own(sampler, _load_attention(name, config, parallel, dtype, device) if name else None)
+
+
+def _load_attention(name: str, config: ModelConfig, parallel: Parallel, dtype: str, device: str) -> OwnAttention:
+    from vnext.models.hosted.own_attention import AttentionError, heads_of, own_attention  # attention is torch's
+
+    try:
+        return own_attention(name, heads_of(config, parallel, torch_dtype(dtype)), device)
+    except AttentionError as error:
+        raise SettingsError(f"--attention-function: {error}") from error
+
+
+def _load_sampler(name: str, vocab_size: int) -> Choose:
+    from vnext.sampling.outside import SamplerError, own_sampler  # samplers are torch's
+
+    try:
+        return own_sampler(name, vocab_size)
+    except SamplerError as error:
+        raise SettingsError(f"--sampler: {error}") from error
