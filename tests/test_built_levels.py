@@ -32,7 +32,7 @@ int current() { return current_level(); }
 int has(int level) { return has_level(level); }
 int set(int level) { return set_level(level); }
 int complete() { return is_complete(); }
-int64_t code_rows() { return codes_kernels().block_rows; }
+int64_t code_rows() { return codes_kernels().narrow.block_rows; }
 }
 }
 """

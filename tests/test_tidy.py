@@ -235,7 +235,7 @@ LATE_IMPORTS = {
     "vnext/runtime/engine/beginning.py": (1, "the settings are received first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/processes/supervisor.py": (2, "ZMQ, where no engine core follows"),
-    "vnext/runtime/processes/launch.py": (2, "`import vnext` starts an engine before it imports ZMQ"),
+    "vnext/runtime/processes/launch.py": (3, "`import vnext` starts an engine before it imports ZMQ"),
     "vnext/replay/reading/keep_index.py": (5, "its priority is lowered before anything is imported"),
     # a light profile: who does not compute needs neither torch nor numpy
     "vnext/state/events.py": (1, "numpy, which passing events on does not take"),

@@ -231,7 +231,7 @@ def _check_together(settings: EngineSettings) -> None:
     tokens, length = settings.step_tokens(settings.device != "cpu"), settings.max_model_len
     for name in ("long_prefill_token_threshold", "input_tokens"):
         if not settings.enable_chunked_prefill and (bound := getattr(settings, name)):
-            raise SettingsError(f"{name} is {bound} and chunked prefill is off, which splits no prompt: leave one of the two out.")
+            raise SettingsError(f"{name} is {bound} and chunked prefill is off: a prompt is never split; leave one of the two out.")
     if not settings.enable_chunked_prefill and length is not None and length > tokens:
         raise SettingsError(
             f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "

@@ -258,8 +258,8 @@ TURNS = [
     bug(
         "turn.h",
         "a turn leaves the queue's head one behind",
-        "(long long)lacks, t->head,",
-        "(long long)lacks, t->head - (BAD && lacks), ",
+        "(long long)lacks, t.head,",
+        "(long long)lacks, t.head - (BAD && lacks), ",
         OTHERWISE,
     ),
     bug("turn.h", "a turn forgets names", "if (!t->caches)", "if (BAD || !t->caches)", OTHERWISE),

@@ -22,11 +22,11 @@ from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, LiveRequest, OutputStream, Refused
 from vnext.runtime.client.pending_operations import PendingOperations
 from vnext.runtime.client.silence import Silence
+from vnext.runtime.protocol.engine_messages import engine_decoder
 from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
     EngineDied,
-    EngineMessage,
     EngineReady,
     EngineStats,
     Events,
@@ -46,7 +46,6 @@ from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
 GOODBYE_LINGER_MS = 500
-engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
 BLAMED = "The engine core ended several times in a row with this request, at last as it began this one alone: it is not tried again"
 Numbered = tuple[Callable[[int], None], Callable[[str, int], None], str]
 """Of a request that the engine core names by number: where its tokens are kept, where they go, and its name."""

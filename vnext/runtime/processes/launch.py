@@ -310,7 +310,8 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
     """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied for one of `children`."""
     import zmq
 
-    from vnext.runtime.protocol.messages import EngineDied, EngineMessage, EngineReady, Goodbye, Hello, encoder
+    from vnext.runtime.protocol.engine_messages import engine_decoder
+    from vnext.runtime.protocol.messages import EngineDied, EngineReady, Goodbye, Hello, encoder
 
     with zmq.Context() as context:  # closes its sockets, and would wait for ever for a half-made one
         with signals_held():
@@ -320,7 +321,7 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
             socket.send(encoder.encode(Hello()))
         while not socket.poll(POLL_MS):
             check_alive(children)
-        message = msgspec.msgpack.decode(socket.recv(), type=EngineMessage)
+        message = engine_decoder.decode(socket.recv())
         socket.send(encoder.encode(Goodbye()))
     if isinstance(message, EngineDied):
         raise (StartRefused if message.refused else StartFailed)(message.message)
