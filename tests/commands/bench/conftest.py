@@ -10,7 +10,7 @@ import pytest
 
 from vnext.commands.bench import bounds, running
 
-sys.path += [str(Path(__file__).parents[2] / room) for room in ("server", "runtime")]
+sys.path += [str(Path(__file__).parents[2] / room) for room in ("server", "runtime", "commands/bench/load")]
 
 
 @pytest.fixture(autouse=True)

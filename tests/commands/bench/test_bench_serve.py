@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import re
+import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from edge_server import EdgeServer
+from load_server import load_server
 from log_drive import record
 from test_bench_cli import Backend
 
@@ -164,7 +168,7 @@ def test_answers_that_are_no_streams_have_a_time_too(backend: str, path: str, tm
 
 
 @pytest.mark.parametrize("privacy", ["full", "shape"])
-def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, tokenizer: Tokenizer, privacy: str) -> None:
+def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, tokenizer: Tokenizer, privacy: str, capsys) -> None:
     """Also as a file of `vnext-replay convert`; prompts of a log without texts share what they shared."""
     log_dir = record(tmp_path / "log", privacy, arrivals=12, timestamped=True)
     events = [event for item in open_log(log_dir).items() if isinstance(item, Frame) for event in item.events]
@@ -179,11 +183,16 @@ def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, t
     assert max(max(each.prompt) for each in found) < tokenizer.vocab_size
     backend = Both()
     assert served(backend, "--from-log", str(log_dir), "--log-speed", "1000000") == 0
+    assert "where it is whole" not in capsys.readouterr().out
     assert sorted(len(body["prompt"]) for body in backend.bodies) == sorted(each.input_tokens for each in found[:4])
     assert {body["max_tokens"] for body in backend.bodies} <= {each.output_tokens for each in found}
     assert convert(log_dir, tmp_path / "trace.jsonl", "mooncake", None).requests == 12
     again = log_samples(tmp_path / "trace.jsonl", 5, tokenizer)
     assert [each.input_tokens for each in again] == [each.input_tokens for each in found[:5]]
+    segment = next(log_dir.glob("*.vnextlog"))
+    segment.write_bytes(segment.read_bytes()[:-40] + bytes(40))
+    assert served(Both(), "--from-log", str(log_dir), "--log-speed", "1000000") == 0
+    assert f"note: --from-log {log_dir} gave 4 requests up to where it is whole; damaged at frame " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("strategy", ["linear", "exponential"])
@@ -247,7 +256,61 @@ def test_agents_of_random_tokens(tokenizer: Tokenizer) -> None:
 
 def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert served(Both(refusals=2)) == 0
-    assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in said.out and not said.err
+    assert served(Both(refusals=3)) == 1
+    said = capsys.readouterr()
+    assert re.fullmatch(r"vnext-bench: 3 of 4 requests to \S+ failed, the first with: .* later; the figures are of the others\n", said.err)
+    assert f"note: {said.err[13:].strip()}" in said.out and "Successful requests:                     1" in said.out
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [("<html>data: none</html>", "text/html", "the answer has no token (it is text/html)"),
+     ('data: {"choices": [{"text": "a"}]}\n\n', "text/event-stream", "the stream ended without its last event")],
+)  # fmt: skip
+def test_answers_of_status_200_that_are_none_have_failed(capsys: pytest.CaptureFixture[str], body: str, kind: str, words: str) -> None:
+    """A page of a proxy, and a stream whose server died behind one."""
+
+    class Proxy(Backend):
+        async def complete(self, request: web.Request) -> web.StreamResponse:
+            await request.read()
+            return web.Response(text=body, content_type=kind)
+
+    assert served(Proxy()) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"vnext-bench: All 4 requests to \S+ failed, the first with: {re.escape(words)}\n", said)
+
+
+class Interrupting(Both):
+    """Answers two requests; the third one has Ctrl-C pressed, and its answer never ends."""
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        if len(self.bodies) < 2:
+            return await super().complete(request)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+
+@pytest.mark.parametrize("command", ["serve", "throughput", "sweep"])
+def test_ctrl_c_keeps_what_had_ended(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = ["--json", str(tmp_path / "report.json")]
+    asked = {
+        "serve": [*SMALL, "--max-concurrency", "1", "--save-result", "--result-dir", str(tmp_path / "own")],
+        "throughput": ["--num-prompts", "4", "--input-len", "6", "--output-len", "2", "--max-concurrency", "1"],
+        "sweep": [*SMALL, "--num-prompts", "1", "--concurrencies", "1,2,4"],
+    }
+    with load_server(Interrupting().app) as url:
+        assert main([command, "--url" if command == "throughput" else "--base-url", url, *asked[command], *saved]) == 130
+    said, report = capsys.readouterr(), json.loads((tmp_path / "report.json").read_text())
+    if command == "sweep":
+        assert said.err == "vnext-bench: the sweep ended at 4: interrupted\n" and [run["load"] for run in report["runs"]] == [1, 2]
+        return
+    assert said.err == "vnext-bench: interrupted: 2 of 4 requests had ended, and the figures are of these\n"
+    assert (report["figures"]["requests"], report["figures"]["failed"]) == (2, 0)
+    if command == "serve":
+        assert result(tmp_path / "own")["completed"] == 2 and f"note: {said.err[13:]}" in said.out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vnext.commands.bench.control.roofline import DEVICES, SHAPES, Roofline, for
 from vnext.commands.bench.control.simulate import Asked, Clock, config_of, simulated
 from vnext.runtime.protocol.settings import SettingsError
 
-TICK = Clock(step_s=lambda scheduled: 0.01, cache_tokens=100_000, note="")
+TICK = Clock(step_s=lambda scheduled: 0.01, cache_tokens=100_000)
 
 
 def test_a_request_takes_as_many_steps_as_it_has_tokens() -> None:
@@ -32,7 +33,7 @@ def test_prompts_wait_for_tokens_of_a_step_and_for_places() -> None:
 
 def test_shared_prefixes_are_hits() -> None:
     counted: list[int] = []
-    clock = Clock(step_s=lambda scheduled: counted.append(scheduled.tokens) or 0.01, cache_tokens=100_000, note="")  # type: ignore[func-returns-value]
+    clock = Clock(step_s=lambda scheduled: counted.append(scheduled.tokens) or 0.01, cache_tokens=100_000)  # type: ignore[func-returns-value]
     for shared in (0, 480):
         asked = Asked(count=6, rate=1.0, input=512, output=1, shared=shared)
         simulated(asked, config_of(asked, clock, 8, 8192), clock.step_s)
@@ -77,5 +78,12 @@ def test_steps_of_a_log_are_learnt(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*argv, "--json", str(tmp_path / "b.json")]) == 0
     learnt, modelled = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
     assert learnt["figures"]["tpot_p50_ms"] != modelled["figures"]["tpot_p50_ms"]
+    assert len(learnt["notes"]) == 1 + ("busy before" in learnt["notes"][0]), "a whole log"
     assert "half the errors are below" in learnt["notes"][-1] and "nothing was run" in modelled["notes"][-1]
     assert main([*argv, "--from-log", str(tmp_path / "none")]) == 2 and "--from-log" in capsys.readouterr().err
+    (segment,) = Path(log).glob("*.vnextlog")
+    data = bytearray(segment.read_bytes())
+    data[-len(data) // 4] ^= 1
+    segment.write_bytes(data)
+    assert main([*argv, "--from-log", log]) == 0
+    assert re.search(rf"note: --from-log {log} gave \d+ steps up to where it is whole; damaged at frame \d+", capsys.readouterr().out)

@@ -43,12 +43,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text. `failure` says why a
-    part of it could not be measured or written, "" if it was."""
+    part of it could not be measured or written, "" if it was; `is_cut`: Ctrl-C ended it early."""
 
     figures: dict[str, float]
     workload: Mapping[str, object]
     shown: str = ""
     failure: str = ""
+    is_cut: bool = False
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()

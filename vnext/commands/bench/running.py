@@ -69,7 +69,8 @@ def run(given: Given, argv: Sequence[str]) -> int:
         print(measured.shown or text(report))
     for sentence in filter(None, (measured.failure, unwritten)):
         print(f"vnext-bench: {sentence}", file=sys.stderr)
-    return held(bounds, report.figures) or (FAILED if measured.failure or unwritten else DONE)
+    status = held(bounds, report.figures) or (FAILED if measured.failure or unwritten else DONE)
+    return INTERRUPTED if measured.is_cut else status
 
 
 def held(bounds: Sequence[Bound], figures: Mapping[str, float]) -> int:
@@ -128,7 +129,10 @@ def throughput(given: Given) -> Result:
     batch = prompts(workload, tokenizer_of(values))
     measured = asyncio.run(measure_server(load, workload, batch))
     asked = {"concurrency": load.concurrency, "request_rate": load.rate}
-    return Result(figures=measured.figures, workload=plain(workload), load=asked, notes=server_notes(measured))
+    wrong, notes = measured.wrong, server_notes(measured)
+    return Result(
+        figures=measured.figures, workload=plain(workload), load=asked, notes=notes, failure=wrong.sentence, is_cut=wrong.is_cut
+    )
 
 
 def server_notes(measured: Measured) -> tuple[str, ...]:

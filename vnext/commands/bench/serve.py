@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,20 @@ from vnext.commands.bench.energy import FIGURES, EnergyWatch, Meter, meters
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
+from vnext.commands.bench.load.generator import (
+    Pace,
+    Request,
+    Timeline,
+    at_once,
+    poisson,
+    ramp,
+    recorded,
+    send_all,
+    send_until_cut,
+)
 from vnext.commands.bench.options import ENDPOINTS, SENT
 from vnext.commands.bench.report import Result, progress, require_writable, written
-from vnext.commands.bench.server_runs import MeasurementFailed, model_of
+from vnext.commands.bench.server_runs import model_of, wrong_in
 from vnext.commands.bench.vllm_figures import (
     Interval,
     Value,
@@ -74,6 +85,7 @@ def serve(given: Given) -> Result:
     energy = meters(urlsplit(url_of(values)).hostname or "") if values["energy"] else []
     samples = samples_of(values, tokenizer_of(values))
     name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples, energy))
+    wrong = wrong_in(timelines, len(samples), url_of(values))
     spent = {figure: seen[figure] for figure in FIGURES if figure in seen}
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
     asked = 0.0 if any(each.follows for each in samples) else rate  # that of agents is not that of requests
@@ -85,13 +97,16 @@ def serve(given: Given) -> Result:
     }  # fmt: skip
     intervals = intervals_of(timelines, wanted)
     whole = {**result, "confidence_95": intervals, **(details_of(timelines) if values["save_detailed"] else {})}
-    notes = [*client_notes(seen), *failure_notes(timelines)]
+    lost = lost_notes(values["from_log"], f"{len(samples)} requests")
+    notes = [*filter(None, [wrong.sentence]), *lost, *client_notes(seen), *failure_notes(timelines)]
+    unwritten = save(values, whole) if values["save_result"] else ""
     return Result(
         figures=server_figures(timelines, elapsed_s, asked, begin_s) | seen,
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
-        failure=save(values, whole) if values["save_result"] else "",
+        failure="\nvnext-bench: ".join(filter(None, (wrong.sentence, unwritten))),
+        is_cut=wrong.is_cut,
         shown="\n".join([
             table(result, wanted), *(f"{name}: {value:,}" for name, value in spent.items()), *interval_lines(intervals),
             *(f"note: {note}" for note in notes),
@@ -178,11 +193,9 @@ async def measured(
         await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
         with progress("requests", total=count) as bar:
             watch, spent, begin_s = LoopWatch(), EnergyWatch(energy), time.perf_counter()
-            timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())
+            timelines = await send_until_cut(client, requests, pace, begin_s, bar.update)
             elapsed_s, seen = time.perf_counter() - begin_s, watch.stop()
             seen |= spent.stop(sum(each.output_tokens for each in timelines if not each.error))
-    if all(each.error for each in timelines):
-        raise MeasurementFailed(f"All {count} requests to {url} failed, the first with: {timelines[0].error}")
     return name, timelines, begin_s, elapsed_s, seen
 
 
@@ -272,6 +285,15 @@ def result_path(values: Mapping[str, Any], usual: str) -> Path:
 # `--from-log`: the requests of a recorded log, or of a file of `vnext-replay convert`, at their times.
 # Owns what a tokenizer makes of another one's tokens: a log without texts has pseudonyms, equal where the texts were, and a
 # trace has lengths. Such tokens become tokens with some text, equal ones equal, so that prompts share what they shared.
+
+
+def lost_notes(path: str, read: str) -> list[str]:
+    """What was `read` of a log, where the log has lost something."""
+    log = arrivals_in(Path(path).expanduser())[0] if path else None
+    if log is None:
+        return []
+    found = import_module("vnext.replay.console.ended").ended(log)  # brings rich, which no other measurement needs
+    return [] if found.is_sound else [f"--from-log {path} gave {read} up to where it is whole; {found.line}"]
 
 
 def log_samples(path: Path, count: int, tokenizer: Tokenizer) -> list[Sample]:

@@ -11,7 +11,7 @@ from vnext.commands.bench.client_watch import LoopWatch
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, at_once, poisson, send_all
+from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, send_until_cut
 from vnext.commands.bench.report import progress
 from vnext.commands.bench.workload import Workload
 
@@ -40,10 +40,31 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """`failure` is the first reason, "" where no request failed."""
+    """`failure` is the first reason, "" where no request failed; `wrong` says that most of them did, or that Ctrl-C cut them."""
 
     figures: dict[str, float]
     failure: str
+    wrong: Wrong
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """Why figures are not those of the load that was asked for: one sentence, "" where they are."""
+
+    sentence: str = ""
+    is_cut: bool = False
+
+
+def wrong_in(timelines: Sequence[Timeline], count: int, url: str) -> Wrong:
+    """Of `count` requests that were to be sent. Raises MeasurementFailed when none of them was answered."""
+    failed = [each.error for each in timelines if each.error]
+    words = f"{url} failed, the first with: {failed[0]}" if failed else ""
+    if len(failed) == len(timelines):
+        raise MeasurementFailed(f"{'All' if len(failed) == count else 'The first'} {len(failed)} requests to {words}")
+    if len(timelines) < count:
+        return Wrong(f"interrupted: {len(timelines)} of {count} requests had ended, and the figures are of these", is_cut=True)
+    if 2 * len(failed) > count:
+        return Wrong(f"{len(failed)} of {count} requests to {words}; the figures are of the others")
+    return Wrong()
 
 
 async def measure_server(load: Load, workload: Workload, batch: Sequence[list[int]]) -> Measured:
@@ -55,12 +76,10 @@ async def measure_server(load: Load, workload: Workload, batch: Sequence[list[in
         with progress("requests", total=len(batch)) as bar:
             watch, begin_s = LoopWatch(), time.perf_counter()
             pace = load.pace(len(batch), workload.seed)
-            timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())
+            timelines = await send_until_cut(client, requests, pace, begin_s, bar.update)
             elapsed_s, seen = time.perf_counter() - begin_s, watch.stop()
-    failure = next((timeline.error for timeline in timelines if timeline.error), "")
-    if all(timeline.error for timeline in timelines):
-        raise MeasurementFailed(f"All {len(timelines)} requests to {load.url} failed, the first with: {failure}")
-    return Measured(figures=server_figures(timelines, elapsed_s, load.rate, begin_s) | seen, failure=failure)
+    wrong, failure = wrong_in(timelines, len(batch), load.url), next((each.error for each in timelines if each.error), "")
+    return Measured(figures=server_figures(timelines, elapsed_s, load.rate, begin_s) | seen, failure=failure, wrong=wrong)
 
 
 async def model_of(client: Client) -> str:

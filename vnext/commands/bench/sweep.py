@@ -12,8 +12,8 @@ from typing import Any
 
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.report import Result, progress, runs_table
-from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
-from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable
+from vnext.commands.bench.serve import failure_notes, lost_notes, measured, samples_of, tokenizer_of, url_of, workload_of
+from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable, Wrong, wrong_in
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError
@@ -38,25 +38,30 @@ def sweep(given: Given) -> Result:
     goodput = wanted_of("", "50", values["goodput"]).goodput
     samples = samples_of(values, tokenizer_of(values))
     runs: list[dict[str, float]] = []
-    notes: list[str] = []
-    failure = ""
+    notes = lost_notes(values["from_log"], f"{len(samples)} requests")
+    failure, wrong, is_cut = "", dict[float, Wrong](), False
     for load in progress("loads", listed or doubled(runs, bool(goodput))):
         at = {"request_rate": 0.0, "concurrency": 0} | {name: load if name == "request_rate" else int(load)}
         try:
             _, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values | at, samples))
+            wrong[load] = wrong_in(timelines, len(samples), url_of(values))
+            if wrong[load].is_cut:
+                raise KeyboardInterrupt
         except (ServerUnusable, MeasurementFailed, KeyboardInterrupt) as error:
             if not runs:
                 raise
-            failure = f"the sweep ended at {load:g}: {str(error) or 'interrupted'}"
+            failure, is_cut = f"the sweep ended at {load:g}: {str(error) or 'interrupted'}", isinstance(error, KeyboardInterrupt)
             break
         found = server_figures(timelines, elapsed_s, at["request_rate"], begin_s) | seen
         good = sum(not each.error and is_good(each, goodput) for each in timelines) / len(timelines)
         runs.append({"load": load} | ({"good_share": good} if goodput else {}) | found)
         notes += [f"at {load:g}: {note}" for note in failure_notes(timelines)]
     best = runs[knee(runs, bool(goodput))]
+    if not failure and (sentence := wrong[best["load"]].sentence):
+        failure = f"at {best['load']:g}, the knee: {sentence}"
     return Result(
         figures={f"knee_{name}": best["load"]} | {key: value for key, value in best.items() if key != "load"},
-        workload=workload_of(values), notes=tuple(notes), failure=failure,
+        workload=workload_of(values), notes=tuple(notes), failure=failure, is_cut=is_cut,
         shown="\n".join([runs_table(COLUMNS, runs, best), *(f"note: {note}" for note in notes)]), runs=tuple(runs),
     )  # fmt: skip
 

@@ -49,11 +49,12 @@ async def models(request: web.Request) -> web.Response:
 
 
 @contextmanager
-def load_server() -> Iterator[str]:
+def load_server(app: web.Application | None = None) -> Iterator[str]:
     """Its URL."""
     loop, ready, urls = asyncio.new_event_loop(), threading.Event(), list[str]()
-    app = web.Application()
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    if app is None:
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
 
     async def begin() -> None:

@@ -19,6 +19,7 @@ from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline, poisson
 from vnext.commands.bench.report import Result, progress, runs_table
+from vnext.commands.bench.serve import lost_notes
 from vnext.commands.bench.sweep import COLUMNS, doubled, knee, loads_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
@@ -55,11 +56,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps' seconds, the tokens that the cache holds, and a sentence on where they come from."""
+    """Steps' seconds, the tokens that the cache holds, and sentences on where they come from."""
 
     step_s: StepTime
     cache_tokens: int
-    note: str
+    notes: tuple[str, ...] = ()
 
 
 def measure(given: Given) -> Result:
@@ -73,9 +74,9 @@ def measure(given: Given) -> Result:
         runs.append(run_of(asked, clock, given, goodput))
     best = runs[knee(runs, bool(goodput))]
     columns = COLUMNS | {"price": "$/1M tokens"}
-    shown = "\n".join([runs_table(columns, runs, best), f"note: {clock.note}"])
+    shown = "\n".join([runs_table(columns, runs, best), *(f"note: {note}" for note in clock.notes)])
     figures = {"knee_request_rate": best["load"]} | {key: value for key, value in best.items() if key != "load"}
-    return Result(figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=(clock.note,))
+    return Result(figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=clock.notes)
 
 
 def clock_of(given: Given) -> Clock:
@@ -87,7 +88,7 @@ def clock_of(given: Given) -> Clock:
         raise SettingsError(f"{form.weight_bytes / 1e9:.0f} GB of weights do not fit on {ranks} such devices: give more of them.")
     if not values["from_log"]:
         note = f"steps by a roofline of {ranks} x {values['bench_device']}: nothing was run"
-        return Clock(step_s=roofline.step_s, cache_tokens=roofline.cache_tokens, note=note)
+        return Clock(step_s=roofline.step_s, cache_tokens=roofline.cache_tokens, notes=(note,))
     try:
         seen = recorded(open_log(Path(values["from_log"])))
         learnt = fit(seen.features, seen.step_us, seen.began_us)
@@ -95,7 +96,8 @@ def clock_of(given: Given) -> Clock:
         raise SettingsError(f"--from-log: {error}.") from error
     note = f"steps as in {values['from_log']}: on those left out of the fit half the errors are below {100 * learnt.error_p50:.0f}%"
     step_us = learnt.single()
-    return Clock(step_s=lambda scheduled: step_us(scheduled) / 1e6, cache_tokens=roofline.cache_tokens, note=note)
+    notes = (note, *lost_notes(values["from_log"], f"{len(seen.step_us)} steps"))
+    return Clock(step_s=lambda scheduled: step_us(scheduled) / 1e6, cache_tokens=roofline.cache_tokens, notes=notes)
 
 
 def run_of(asked: Asked, clock: Clock, given: Given, goodput: Mapping[str, float]) -> dict[str, float]:

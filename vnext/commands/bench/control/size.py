@@ -141,7 +141,7 @@ def life_s(load: Load, room: Roofline) -> float:
 
 
 def clock_of(room: Roofline) -> Clock:
-    return Clock(step_s=room.step_s, cache_tokens=room.cache_tokens, note="")
+    return Clock(step_s=room.step_s, cache_tokens=room.cache_tokens)
 
 
 def seen(load: Load, room: Roofline, replicas: int, batch: int) -> tuple[dict[str, float], int]:

@@ -9,8 +9,9 @@ NULL = msgspec.Raw(b"null")
 
 
 class RequestFailed(Exception):
-    """One sentence. `kind`: "connect", "timeout", "broken" (connection or answer), "cut" (a stream without its end), "error event",
-    or "HTTP status N". `status` is 0 where there was none, `body` the answer to a request that was refused."""
+    """One sentence. `kind`: "connect", "timeout", "broken" (connection or answer), "cut" (a stream without its end), "empty" (one
+    without a token), "error event", or "HTTP status N". `status` is 0 where there was none, `body` the answer to a request that
+    was refused."""
 
     def __init__(self, kind: str, sentence: str, status: int = 0, body: bytes = b"") -> None:
         super().__init__(sentence)

@@ -11,6 +11,7 @@ import msgspec
 from vnext.commands.bench.load.answers import Chunk, RequestFailed, chunk_of, decode_chunk, error_of
 
 LAST_DATA = b"[DONE]"
+NO_END = "the stream ended without its last event"
 LAST_NAMES = (b"message_stop", b"response.completed", b"response.incomplete")
 """Events that end a stream of /v1/messages or /v1/responses."""
 
@@ -72,7 +73,7 @@ class ChunkReader:
     def end(self) -> None:
         """The connection is closed. Raises RequestFailed where the last event is missing."""
         if not self._has_ended:
-            raise RequestFailed("cut", "the stream ended without its last event")
+            raise RequestFailed("cut", NO_END)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -102,18 +103,22 @@ class Stream:
         self._texts: list[str] = []
         self.prompt_tokens = 0
         self.error = ""
+        self._has_ended = False
 
     def read(self, data: bytes, at_s: float) -> None:
         """Take in the bytes of one read. Raises msgspec.DecodeError."""
         chunks, total = 0, None
         for event in self._reader.read(data):
             if event.data == LAST_DATA:
+                self._has_ended = True
                 continue
             chunk = decode_chunk(event.data)
             self.error = self.error or error_of(chunk)
             if usage := chunk.counted:
                 total = max(total or 0, usage.written)
                 self.prompt_tokens = max(self.prompt_tokens, usage.read)
+            if event.name in LAST_NAMES or any(choice.finish_reason for choice in chunk.choices or ()):
+                self._has_ended = True
             if chunk.has_tokens:
                 chunks += 1
                 self._texts.append(chunk.text)
@@ -126,6 +131,15 @@ class Stream:
         found = decode_chunk(data)
         self.prompt_tokens = found.usage.read if found.usage else 0
         self._reads.append(_Read(at_s, 0, None))
+        self._has_ended = True
+
+    def failure(self, content_type: str) -> RequestFailed | None:
+        """Why this is no answer, now that it has been read to its end."""
+        if self.error:
+            return RequestFailed("error event", self.error)
+        if not self._reads:
+            return RequestFailed("empty", f"the answer has no token (it is {content_type})")
+        return None if self._has_ended else RequestFailed("cut", NO_END)
 
     @property
     def text(self) -> str:

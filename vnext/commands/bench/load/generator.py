@@ -87,6 +87,26 @@ async def send_all(
     return [timeline for found in await asyncio.gather(*sending) for timeline in found]
 
 
+async def send_until_cut(
+    client: Client, requests: Sequence[Request], pace: Pace, begin_s: float, ended: Callable[[], object]
+) -> list[Timeline]:
+    """As `send_all`; where Ctrl-C cuts it off, those that had ended are returned if there are any."""
+    found: list[Timeline] = []
+
+    def note(timeline: Timeline) -> None:
+        found.append(timeline)
+        ended()
+
+    try:
+        return await send_all(client, requests, pace, begin_s, note)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not found or task is None:
+            raise
+        task.uncancel()
+        return found
+
+
 def turns_of(requests: Sequence[Request]) -> list[list[Request]]:
     """Each request with those that follow it."""
     found: list[list[Request]] = []
@@ -125,8 +145,7 @@ async def send_one(client: Client, request: Request, due_s: float | None = None)
                 stream.read_whole(await response.read(), time.perf_counter())
             async for data in response.content.iter_any():
                 stream.read(data, time.perf_counter())
-        if stream.error:
-            failed = RequestFailed("error event", stream.error)
+            failed = stream.failure(response.content_type)
     except RequestFailed as error:
         failed = error
     return Timeline(
