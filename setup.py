@@ -45,9 +45,9 @@ CUDA_TEST = [
     "nvidia-cuda-crt==13.0.88",
 ]
 TRANSFORMERS = ["transformers>=5.0"]
-IMAGES = ["pillow>=11.0"]
+IMAGES = ["pillow>=11.3"]
 # Sounds that are no WAV files.
-AUDIO = ["soundfile>=0.13"]
+AUDIO = ["soundfile>=0.13", "av>=14.0"]
 VIDEO = ["av>=14.0"]
 # vnext-replay export --to parquet
 PARQUET = ["pyarrow>=14"]

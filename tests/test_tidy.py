@@ -220,7 +220,6 @@ LATE_IMPORTS = {
     # extras
     "vnext/media/reader.py": (1, "transformers, whose processor some models need"),
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
-    "vnext/media/sounds.py": (1, "soundfile, when the first sound comes that is no WAV"),
     "vnext/media/films.py": (1, "PyAV, when the first video comes"),
     "vnext/media/pixels.py": (1, "Pillow"),
     "vnext/server/context/api_keys.py": (1, "yaml's own reader finds the line of a wrong weight, and only then is read"),

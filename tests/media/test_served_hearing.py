@@ -111,7 +111,7 @@ def test_the_template_counts_sounds_as_the_processor_s_does() -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ([part(b"")], "input_audio is no WAV file, and soundfile is missing here: send WAV, or pip install 'vnext[audio]'."),
+        ([part(b"")], "input_audio is no plain WAV file, and what reads others is missing here: send WAV, or pip install 'vnext[audio]'."),
         ([part(SOUNDS[0][:30])], "input_audio is no whole WAV file: it lacks its format or its samples."),
         ([part(wav(np.zeros((100, 1)), 1, 16))], "input_audio has 0.01 seconds: the model reads 0.16 at least."),
         ([part(wav(np.zeros((16_320, 1)), 1, 16))], "input_audio has 1.0 seconds: the model reads 1 at once, give its parts."),
@@ -126,8 +126,8 @@ def test_the_template_counts_sounds_as_the_processor_s_does() -> None:
 )  # fmt: skip
 def test_what_is_no_sound_gets_a_sentence(server: Server, content: object, sentence: str) -> None:
     found = asked(server, content)["error"]["message"]
-    if "soundfile is missing" in sentence and "soundfile" not in found:
-        sentence = "input_audio is no sound that can be read: send WAV, FLAC, Ogg or MP3."
+    if "is missing here" in sentence and "is missing here" not in found:
+        sentence = "input_audio is no sound that can be read: send WAV, FLAC, Ogg, MP3, M4A or WebM."
     assert found.startswith(f"messages[0].content[0].{sentence}")
 
 

@@ -111,7 +111,7 @@ def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server
     ("content", "sentence"),
     [
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
-         "messages[0].content[0].image_url is no image that can be read: it must be PNG, JPEG, WEBP, GIF, BMP."),
+         "messages[0].content[0].image_url is no image that can be read: it must be PNG, JPEG, WEBP, GIF, BMP, AVIF."),
         ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}],
          "messages[0].content[0].image_url is an address of the web, which this server does not read: send it as a data URL."),
         ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
@@ -160,8 +160,10 @@ def test_a_prompt_with_an_image_is_not_cut(server: Server) -> None:
 
 def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]) -> None:
     text = "<bos> user <image> d3 e4 <eos>"
+    turned = Image.fromarray(np.rot90(PIXELS))
+    turned.getexif()[0x0112] = 6
     with llm_here(reader[0], dtype="float32", block_size=4) as llm:
-        forms = (PIXELS, Image.fromarray(PIXELS), file_of(PIXELS), address_of(PIXELS))
+        forms = (PIXELS, Image.fromarray(PIXELS), turned, file_of(PIXELS), address_of(PIXELS))
         prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
         found = llm.generate(prompts, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), use_tqdm=False)
         assert {tuple(each.outputs[0].token_ids) for each in found} == {tuple(right(reader, found[0].prompt_token_ids, PIXELS)[0])}

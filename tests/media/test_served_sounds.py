@@ -164,7 +164,7 @@ def test_a_stream_has_the_transcript_as_it_comes(server: Server, count: int) -> 
 @pytest.mark.parametrize(
     ("data", "fields", "sentence"),
     [
-        (b"no sound", {}, "file is no WAV file, and soundfile is missing here: send WAV, or pip install 'vnext[audio]'."),
+        (b"no sound", {}, "file is no plain WAV file, and what reads others is missing here: send WAV, or pip install 'vnext[audio]'."),
         (b"", {}, "file is missing: it is required."),
         (b"RIFF\0\0\0\0WAVE", {}, "file is no whole WAV file: it lacks its format or its samples."),
         (SOUND, {"language": "xx"}, "language is 'xx': it must be one of de, en."),
@@ -180,7 +180,7 @@ def test_what_is_no_transcription_gets_a_sentence(
     server: Server, data: bytes, fields: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = asked(server, data, **fields).json()["error"]["message"]
-    assert message in (sentence, "file is no sound that can be read: send WAV, FLAC, Ogg or MP3.") if data == b"no sound" else message == sentence
+    assert message in (sentence, "file is no sound that can be read: send WAV, FLAC, Ogg, MP3, M4A or WebM.") if data == b"no sound" else message == sentence
 
 
 def test_fields_in_brackets_are_read_as_openais_client_spells_them(server: Server) -> None:

@@ -72,6 +72,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_data_urls() -> None:
     assert bytes_at("data:image/png;base64," + base64.b64encode(b"abc").decode(), MediaRules(), "it") == b"abc"
+    assert bytes_at("data:image/png;base64," + base64.encodebytes(bytes(90)).decode(), MediaRules(), "it") == bytes(90), "in lines"
     for address in ("data:image/png,abc", "data:image/png;base64", "data:;base64,a", "data:;base64,\u00e9"):
         with pytest.raises(MediaError, match="^it is no (data URL|base64)"):
             bytes_at(address, MediaRules(), "it")

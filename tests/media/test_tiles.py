@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from io import BytesIO
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vnext.media.pictures import BYTES_MAX, MediaError, picture_of
+from vnext.media.pictures import BYTES_MAX, MediaError, picture_of, pixels_of
 from vnext.media.pixels import numbers_of
 from vnext.media.seen import Part, part_in, with_images
 from vnext.media.store import digest_of
@@ -78,7 +80,40 @@ def test_pictures_are_turned_and_stand_on_white() -> None:
     assert picture_of(out.getvalue(), "it").tolist() == [[[255] * 3] * 2] * 2
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "JPEG"])
+QUARTERS = np.kron(np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [250, 250, 0]]], np.uint8), np.ones((20, 30, 1), np.uint8))
+
+
+def corners(data: bytes) -> np.ndarray:
+    found = picture_of(data, "it").astype(int)
+    return found[:: len(found) - 1, :: found.shape[1] - 1]
+
+
+def test_the_right_picture_whatever_a_camera_writes() -> None:
+    """What EXIF turns, print's colours, 16 bits, palettes, the first of several frames: colours of corners, to JPEG's error."""
+    right, image = QUARTERS[::39, ::59].astype(int), Image.fromarray(QUARTERS)
+
+    def written(image: Any, kind: str, **more: Any) -> bytes:
+        image.save(out := BytesIO(), kind, **more)
+        return out.getvalue()
+
+    turned = {1: right, 2: right[:, ::-1], 3: right[::-1, ::-1], 4: right[::-1], 5: right.transpose(1, 0, 2),
+              6: np.rot90(right, -1), 7: np.rot90(right, 2).transpose(1, 0, 2), 8: np.rot90(right)}  # fmt: skip
+    for (how, colours), kind in product(turned.items(), ("JPEG", "WEBP", "AVIF", "PNG")):
+        exif = Image.Exif()
+        exif[0x0112] = how
+        data = written(image, kind, exif=exif, quality=95)
+        assert np.abs(corners(data) - colours).max() <= 12, (how, kind)
+        assert np.array_equal(pixels_of(Image.open(BytesIO(data)), "it"), picture_of(data, "it")), "Pillow's image is its file's"
+    other = Image.fromarray(QUARTERS[::-1].copy())
+    files = [written(image.convert("CMYK"), "JPEG"), written(image.convert("P"), "PNG"), written(image.quantize(8), "GIF")]
+    files += [written(image, kind, save_all=True, append_images=[other] * 2) for kind in ("GIF", "PNG", "WEBP", "AVIF")]
+    for data in files:
+        assert np.abs(corners(data) - right).max() <= 12
+    grey = Image.fromarray(np.array([[0, 300], [32_896, 65_535]], np.uint16))
+    assert corners(written(grey, "PNG"))[..., 0].tolist() == [[0, 1], [128, 255]], "16 bits"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "JPEG", "AVIF"])
 def test_formats(kind: str) -> None:
     assert picture_of(file_of(noise(9, 8), kind), "it").shape == (9, 8, 3)
 
@@ -86,8 +121,8 @@ def test_formats(kind: str) -> None:
 def test_what_is_wrong_is_one_sentence() -> None:
     big, huge = file_of(np.zeros((50, 50, 3), np.uint8)), file_of(noise(9, 9), "BMP")
     for data, words in (
-        (b"", "is no image that can be read"), (b"II*\0" + bytes(90), "is no image"), (file_of(noise(9, 9), "TIFF"), "must be PNG"),
-        (bytes(BYTES_MAX + 1), "an image may have 20971520"), (big[:60], "is no image that can be read"),
+        (b"", "is no image that can be read"), (b"II*\0" + bytes(90), "is no image"), (file_of(noise(9, 9), "TIFF"), "must be PNG"), (b"<svg/>", "WEBP, GIF, BMP, AVIF$"),
+        (bytes(BYTES_MAX + 1), "an image may have 20971520"), (big[:60], "is no image that can be read: its PNG is damaged or cut off"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=f"^messages.*{words}"):
             picture_of(data, "messages[0]")
@@ -112,7 +147,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
 
 def test_mutated_files_are_read_or_refused() -> None:
     rng = np.random.default_rng(5)
-    for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP"):
+    for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF"):
         whole = np.frombuffer(file_of(noise(16, 16), kind), np.uint8)
         for _ in range(30):
             data = whole.copy()

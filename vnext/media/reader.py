@@ -9,19 +9,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from vnext.media import anyres, grid, rows, tiles, whole
 from vnext.media.custom import NOT_CUSTOM, Custom
 from vnext.media.films import film_of
-from vnext.media.pictures import MediaError, picture_of
+from vnext.media.pictures import MediaError, picture_of, pixels_of
 from vnext.media.seen import FilmForm, Form, OwnForm, Seen, with_images
 from vnext.media.sounds import SoundForm, file_of
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FORMS: Mapping[str, Callable[..., OwnForm]] = MappingProxyType(
     {"anyres": anyres.form_in, "grid": grid.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
@@ -113,7 +116,7 @@ class ImageReader:
         if isinstance(image, bytes):
             image = picture_of(image, name)
         elif hasattr(image, "convert"):
-            image = np.asarray(image.convert("RGB"))
+            image = pixels_of(cast("Image", image), name)
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
             raise MediaError(f"{name} is no image: give an address, a file's bytes, Pillow's image or uint8 [height, width, 3]")
         if custom.min_pixels or custom.max_pixels:

@@ -1,15 +1,20 @@
 """Sounds: bytes of a file -> samples that a model listens to. Owns which WAV files there are, and how long a sound may be.
 
 WAV is read here: whole numbers of 8 to 32 bits and floats of 32 or 64, any rate and channels. What else there is soundfile reads,
-the extra `audio`. What is wrong with a sound is one sentence that begins with its name.
+and PyAV what phones and browsers record, both the extra `audio`. What is wrong with a sound is one sentence that begins with its
+name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from io import BytesIO
+from itertools import chain
 from math import gcd
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +32,10 @@ FRAMES_MAX = 1 << 25
 RATES = range(1_000, 384_001)
 CHANNELS_MAX = 32
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+PLAIN = {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}
+OPTIONS = {"format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac", "protocol_whitelist": "none"}
+CODECS = ("aac", "opus", "libopus", "vorbis", "mp3", "mp3float", "flac", "alac", "pcm_s16le", "pcm_s16be")
+SECONDS_TO_DECODE = 30.0
 ZERO_CROSSINGS, SHAPE = 24, 9.0
 """Of the low-pass filter on either side, and its Kaiser window's."""
 BLOCK_FRAMES = 1 << 16
@@ -61,7 +70,8 @@ def _wave(data: bytes, name: str) -> tuple[np.ndarray, int]:
             size = len(data)
         body = memoryview(data)[at + 8 : at + 8 + size]
         if kind == b"fmt ":
-            found = _format(bytes(body[:40]), order, name)
+            if (found := _format(bytes(body[:40]), order, name)) is None:
+                return _other(data, name)
         elif kind == b"data":
             if found is None:
                 break
@@ -70,15 +80,16 @@ def _wave(data: bytes, name: str) -> tuple[np.ndarray, int]:
     raise MediaError(f"{name} is no whole WAV file: it lacks its format or its samples")
 
 
-def _format(body: bytes, order: str, name: str) -> Format:
+def _format(body: bytes, order: str, name: str) -> Format | None:
+    """None of one that is written otherwise, as telephones do."""
     if len(body) < 16:
         raise MediaError(f"{name} is no whole WAV file: its format is cut off")
     kind, channels = (int(each) for each in np.frombuffer(body[:4], order + "u2"))
     rate, bits = int(np.frombuffer(body[4:8], order + "u4")[0]), int(np.frombuffer(body[14:16], order + "u2")[0])
     if kind == EXTENSIBLE and len(body) >= 26:
         kind = int(np.frombuffer(body[24:26], order + "u2")[0])
-    if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
-        raise MediaError(f"{name} is WAV in a form that is not read (kind {kind}, {bits} bits): send 16 bits")
+    if (kind, bits) not in PLAIN:
+        return None
     _check_form(channels, rate, name)
     return Format(kind, channels, rate, bits // 8)
 
@@ -123,23 +134,48 @@ def _check_frames(count: int, name: str) -> None:
 
 
 def _other(data: bytes, name: str) -> tuple[np.ndarray, int]:
+    in_container = data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or data[:2] in (b"\xff\xf1", b"\xff\xf9")
     try:
-        import soundfile
+        library = import_module("av" if in_container else "soundfile")
     except (ImportError, OSError) as error:
         remedy = "send WAV, or pip install 'vnext[audio]'"
-        raise MediaError(f"{name} is no WAV file, and soundfile is missing here: {remedy}") from error
+        raise MediaError(f"{name} is no plain WAV file, and what reads others is missing here: {remedy}") from error
+    blocks, count, found = [np.zeros(0, np.float32)], 0, SAMPLE_RATE
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
-            _check_form(file.channels, file.samplerate, name)
-            blocks, count = [], 0
-            while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                _check_frames(count := count + len(block), name)
-                blocks.append(block.mean(1))
-            return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), file.samplerate
+        for block, rate in (_in_container if in_container else _in_file)(library, data, name):
+            _check_frames(count := count + len(block), name)
+            blocks.append(block)
+            found = rate
     except MediaError:
         raise
     except Exception as error:  # decoders raise what they like
-        raise MediaError(f"{name} is no sound that can be read: send WAV, FLAC, Ogg or MP3") from error
+        raise MediaError(f"{name} is no sound that can be read: send WAV, FLAC, Ogg, MP3, M4A or WebM") from error
+    return np.concatenate(blocks), found
+
+
+def _in_file(soundfile: ModuleType, data: bytes, name: str) -> Iterator[tuple[np.ndarray, int]]:
+    """Blocks of the mean of the channels, float32 [n], and their rate, as soundfile reads them."""
+    with soundfile.SoundFile(BytesIO(data)) as file:
+        _check_form(file.channels, file.samplerate, name)
+        while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            yield block.mean(1), file.samplerate
+
+
+def _in_container(av: ModuleType, data: bytes, name: str) -> Iterator[tuple[np.ndarray, int]]:
+    """As _in_file, of the first track of MP4, WebM or ADTS; PyAV opens nothing beside these bytes."""
+    end = time.monotonic() + SECONDS_TO_DECODE
+    with av.open(BytesIO(data), options=OPTIONS, timeout=SECONDS_TO_DECODE, metadata_errors="replace") as container:
+        stream = container.streams.audio[0]
+        codec = stream.codec_context
+        if codec.name not in CODECS:
+            raise MediaError(f"{name} is written in {codec.name}, which is not read: send AAC, Opus, MP3 or WAV")
+        codec.thread_count, floats = 1, av.AudioResampler(format="fltp")
+        for frame in chain(container.decode(stream), (None,)):
+            for each in floats.resample(frame):
+                _check_form(each.layout.nb_channels, each.sample_rate, name)
+                yield each.to_ndarray().mean(0), each.sample_rate
+            if time.monotonic() > end:
+                raise MediaError(f"{name} takes more than {SECONDS_TO_DECODE:.0f} s to decode")
 
 
 class SoundReader:

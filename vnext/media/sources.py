@@ -62,7 +62,7 @@ def _inside(address: str, name: str) -> bytes:
     if len(body) > BYTES_MAX * 4 // 3 + 4:
         raise MediaError(f"{name} has {len(body) * 3 // 4} bytes: it may have {BYTES_MAX}")
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)  # some tools break lines
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{name} is no base64: {error}") from error
 

@@ -140,7 +140,7 @@ WRONG = (
     ((SOUNDS[0], 16_000), "", r"the prompt has 0 times <\|AUDIO\|> and 1 sounds: they must be as many"),
     ((np.zeros(SAMPLES + 1, np.float32), 16_000), MARK, "has 1.0 seconds: the model reads 1 at once, give its parts"),
     ((np.zeros(2_240, np.float32), 16_000), MARK, "has 0.14 seconds: the model reads 0.16 at least"),
-    (b"no sound", MARK, r"\['audio'\]\[0\] is no sound that can be read|is no WAV file, and soundfile is missing here"),
+    (b"no sound", MARK, r"\['audio'\]\[0\] is no sound that can be read|is no plain WAV file, and what reads others is missing here"),
     (3, MARK, r"\['audio'\]\[0\] is no sound: give a file's bytes, or"),
 )
 
