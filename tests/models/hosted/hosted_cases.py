@@ -19,11 +19,16 @@ CASES: dict[str, dict[str, Any]] = {
     "arcee": {},
     "biogpt": {},
     "bitnet": {},
+    "bloom": {"num_attention_heads": 6, "hidden_size": 96},
+    "codegen": {"rotary_dim": 8, "n_ctx": 512},
     "cohere": {},
     "cohere2": {"sliding_window": 40},
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "sliding_window": 40, **HEADS},
     "ernie4_5": {},
     "dots1": {**GROUPED, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": True},
+    "falcon 7b": {"multi_query": True},
+    "falcon of heads": {"multi_query": False, "parallel_attn": False},
     "exaone4": {"sliding_window": 40, "sliding_window_pattern": 2},
     "gemma": HEADS,
     "glm": HEADS,
@@ -31,7 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**GROUPED, **HEADS, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt2": {},
     "gpt_bigcode": {},
+    "gpt_neo": {"num_layers": 3, "attention_types": [[["global", "local", "global"], 1]], "window_size": 40},
     "gpt_neox": {},
+    "gpt_neox_japanese": {"intermediate_multiple_size": 2},
+    "gptj": {"rotary_dim": 8},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 3.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
     "helium": HEADS,
     "hunyuan_v1_dense": HEADS,
@@ -41,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "ministral3": HEADS,
+    "mpt": {"max_seq_len": 512, "attn_config": {"clip_qkv": 4.0}},
     "nanochat": {},
     "nemotron": {},
     "olmo": {},
@@ -54,16 +63,17 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "stablelm": {},
     "starcoder2": {},
+    "xglm": {"ffn_dim": 120, "num_layers": 3, "attention_heads": 4, "d_model": 64},
     "vaultgemma": {"sliding_window": 40, "query_pre_attn_scalar": 16, **HEADS},
 }  # fmt: skip
-"""model_type -> what its configuration has beside BASE."""
+"""model_type, and which form of it -> what its configuration has beside BASE."""
 
 
 def save_hosted(path: Path, name: str, forced: bool = True, **changes: object) -> torch.nn.Module:
     """The transformers model of a case, seeded, with norms and biases that are no constants, also saved into folder `path`.
     `forced`: as --model-impl transformers does."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**{**BASE, **CASES.get(name, {}), **changes})).eval()
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name.partition(" ")[0]](**{**BASE, **CASES.get(name, {}), **changes})).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -87,7 +87,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hosted(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can."""
+    """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can.
+    `is_biased`: keys hold their positions, in full."""
 
     settings: str
     whole: str
+    is_biased: bool = False

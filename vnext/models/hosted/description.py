@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from vnext.models.errors import ModelError
 from vnext.models.hosted.looking import Seen, audit, look
 from vnext.models.hosted.modules import Product, Run, StandIn
+from vnext.models.hosted.own_code import has_slopes
 from vnext.models.hosted.skeleton import (
     NOT_SERVED,
     is_product,
@@ -70,7 +71,8 @@ class Weight(NamedTuple):
 class Description(NamedTuple):
     """`attention`: each attention module's call, in their order. `width`: of the last layer's states. `whole`: why ranks cannot
     share the model, "" where they can; `shared` is what all sizes that they share are multiples of. `members`: what transformers
-    reads of config.json. `activation`: that of the experts. `is_replaced`: functions of torch give way to ours in steps."""
+    reads of config.json. `activation`: that of the experts. `is_replaced`: functions of torch give way to ours in steps.
+    `is_biased`: keys hold their positions."""
 
     attention: Mapping[str, Seen]
     width: int
@@ -84,6 +86,7 @@ class Description(NamedTuple):
     members: tuple[str, ...]
     activation: str
     is_replaced: bool
+    is_biased: bool
 
 
 @lru_cache(maxsize=4)
@@ -113,6 +116,7 @@ def describe(settings: str) -> Description:
         members=tuple(type(model.config)().to_dict()),
         activation=next(iter(activations), "silu"),
         is_replaced=audit(model),
+        is_biased=has_slopes(model),
     )
 
 

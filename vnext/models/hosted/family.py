@@ -83,9 +83,9 @@ class HostedModel:
         model.__dict__[name] = self._given
 
     @contextmanager
-    def _of(self, steps: Sequence[Step], kv: KvCache, parallel: Parallel) -> Iterator[None]:
+    def _of(self, positions: torch.Tensor, steps: Sequence[Step], kv: KvCache, parallel: Parallel) -> Iterator[None]:
         run = self._run
-        run.steps, run.kv, run.parallel = steps, kv, parallel
+        run.steps, run.kv, run.parallel, run.positions = steps, kv, parallel, positions
         try:
             yield
         finally:
@@ -93,7 +93,7 @@ class HostedModel:
 
     def states(self, batch: ForwardBatch, steps: Sequence[Step], kv: KvCache, parallel: Parallel) -> torch.Tensor:
         """The last layer's states of a step's tokens [T, hidden], normed."""
-        with self._of(steps, kv, parallel):
+        with self._of(batch.positions, steps, kv, parallel):
             return self._states(batch.token_ids, batch.positions)
 
     def _states(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         eos_token_ids=end_tokens(raw | {"vocab_size": found.vocab_size}, generation),
         windows=windows if any(windows) else (),
         activation=found.activation,
-        hosted=Hosted(settings=settings, whole=found.whole),
+        hosted=Hosted(settings=settings, whole=found.whole, is_biased=found.is_biased),
     )
 
 

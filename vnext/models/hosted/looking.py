@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import Replaced
+from vnext.models.hosted.own_code import SLOPES, with_bias
 from vnext.models.hosted.skeleton import (
     LOOKED_AT,
     NOT_SERVED,
@@ -37,7 +38,7 @@ FAR = 1 << 18
 """Tokens of the context in which windows are looked for."""
 HARMLESS = frozenset(
     """dropout scaling softcap sliding_window position_ids use_cache is_causal output_attentions layer_head_mask cache_position
-    output_router_logits output_hidden_states return_dict training""".split()
+    output_router_logits output_hidden_states return_dict training window""".split()
 )
 """Arguments of attention that change nothing here, or that are read."""
 Attended: TypeAlias = tuple[torch.Tensor, None]
@@ -76,7 +77,9 @@ def look(model: PreTrainedModel) -> tuple[dict[str, Seen], int]:
         name = named(module, names[id(module)])
         if names[id(module)] in seen:
             raise ModelError(f"{name} attends twice in a step, {NOT_SERVED}")
-        seen[names[id(module)]] = _seen(name, (query, key, value), masks.get(id(mask)), others)
+        found = _seen(name, (query, key, value), masks.get(id(mask)), others)
+        size = found.head_dim if module.__dict__.get(SLOPES) is None else with_bias(found.head_dim)
+        seen[names[id(module)]] = found._replace(head_dim=size)
         return query.transpose(1, 2).contiguous(), None
 
     kept: list[torch.Tensor] = []
@@ -103,7 +106,8 @@ def _seen(name: str, qkv: tuple[torch.Tensor, ...], mask: Mask | None, others: M
         raise ModelError(f"{name} attends by a mask of its own, {NOT_SERVED}")
     if isinstance(others.get("scaling"), torch.Tensor) or isinstance(others.get("softcap"), torch.Tensor):
         raise ModelError(f"{name} changes scores by a tensor, {NOT_SERVED}")
-    return Seen(query.shape[1], key.shape[1], query.shape[-1], window_of(name, mask))
+    window = others.get("window")
+    return Seen(query.shape[1], key.shape[1], query.shape[-1], window if isinstance(window, int) else window_of(name, mask))
 
 
 def window_of(name: str, mask: Mask) -> int:

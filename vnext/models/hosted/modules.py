@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.hosted.own_code import SLOPES, biased
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Linear, Step, embed, operations, output_logits, row
 from vnext.models.layers.sharding import Parallel, alone
@@ -26,13 +27,14 @@ ANGLE_ROWS = 1024
 
 
 class Run:
-    """What a step of a model computes with: its group, each layer's step and cache. Without steps attention gives its queries back,
-    by which rows are compared."""
+    """What a step of a model computes with: its group, each layer's step and cache, its tokens' positions. Without steps attention
+    gives its queries back, by which rows are compared."""
 
     def __init__(self) -> None:
         self.parallel: Parallel = alone()
         self.steps: Sequence[Step] = ()
         self.kv: KvCache = ()
+        self.positions = torch.zeros(0)
 
 
 class Place(NamedTuple):
@@ -62,12 +64,14 @@ def attend(
         return query.transpose(1, 2).contiguous(), None
     step, cache = run.steps[layer], run.kv[layer]
     chosen, dtype = step.operations, value.dtype
-    parts = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+    parts = tuple(each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if (slopes := module.__dict__.get(SLOPES)) is not None:
+        parts = biased(parts, slopes, scale, run.positions)
     qkv = torch.cat(parts, 1).flatten(1)
     written = chosen.rotary_kv_write(qkv, RotaryWrite(None, None, 1.0, None, None, *cache, step.slots))
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     seen = chosen.paged_attention(written, AttentionCall(*cache, step.metadata, scale, step.window, softcap or 0.0))
-    return seen[None], None
+    return seen[None, ..., : query.shape[-1]], None
 
 
 class Experts(NamedTuple):
@@ -240,6 +244,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "SiLUActivation": silu,
     "SiLU": silu,
     "GELUActivation": gelu,
+    "GELU": gelu,
     "GELUTanh": gelu_tanh,
     "NewGELUActivation": gelu_tanh,
     "FastGELUActivation": gelu_tanh,

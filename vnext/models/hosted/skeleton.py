@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend, run_experts
+from vnext.models.hosted.own_code import OWN_CODE, POSITIONS_MAX, has_slopes, replace_own_code
 
 ATTENTION = "vnext"
 """The name of steps' functions of attention, which asks for no mask, and of experts."""
@@ -58,10 +59,14 @@ def make_model(settings: str, dtype: torch.dtype) -> PreTrainedModel:
 def _make_model(raw: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
     config = transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(raw)
     kind = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
+    has_own = kind.__name__ in OWN_CODE
+    if not has_own and "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
         raise ModelError(f"{kind.__name__} {OWN_ATTENTION}, {NOT_SERVED}")
     with torch.device("meta"), initialization.no_init_weights(), initialization.meta_device_safe_creation_ops():
-        model = kind._from_config(config, dtype=dtype, attn_implementation=ATTENTION, experts_implementation=ATTENTION)
+        asked = "eager" if has_own else ATTENTION
+        model = kind._from_config(config, dtype=dtype, attn_implementation=asked, experts_implementation=ATTENTION)
+    model.config._attn_implementation = ATTENTION
+    replace_own_code(model, base_of(model))
     return cast(PreTrainedModel, model.eval())
 
 
@@ -72,14 +77,14 @@ def base_of(model: PreTrainedModel) -> nn.Module:
 
 def is_product(module: nn.Module) -> bool:
     """Whether a module is a plain linear layer, and nothing more."""
-    return type(module) in (nn.Linear, Conv1D)
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def replace_functions(model: PreTrainedModel) -> None:
     """Give a model this tree's activations and angles."""
     for name, module in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
-        if type(module).__name__ in ACTIVATIONS:
+        if type(module).__name__ in ACTIVATIONS and getattr(module, "approximate", "none") == "none":
             model.get_submodule(parent)._modules[own] = Activation(ACTIVATIONS[type(module).__name__])
         elif "RotaryEmbedding" in type(module).__name__:
             model.get_submodule(parent)._modules[own] = Angles(module)
@@ -90,7 +95,8 @@ def position_count(model: PreTrainedModel) -> int:
     ropes = getattr(model.config, "rope_parameters", None) or {}
     each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
     short = [rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"]
-    return int(min([getattr(model.config, "max_position_embeddings", None) or 2048, *filter(None, short)]))
+    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_seq_len", None) or 2048
+    return int(min([longest, *filter(None, short), *([POSITIONS_MAX] if has_slopes(model) else [])]))
 
 
 def require_numbers(model: PreTrainedModel) -> None:
@@ -117,13 +123,19 @@ def meta_inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 def call_base(base: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **others: object) -> torch.Tensor:
     """The states [1, T, hidden] of token ids and positions [1, T]."""
-    found: torch.Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, **others)[0]
+    where = {"position_ids": positions} if takes_positions(base) else {"attention_mask": ids.new_ones((1, 1, 1, 1))}
+    found: torch.Tensor = base(input_ids=ids, use_cache=False, **{**where, **others})[0]
     return found
+
+
+def takes_positions(base: nn.Module) -> bool:
+    """Whether a base takes its tokens' positions. Others have them from attention, and a whole mask, which is not looked at."""
+    return "position_ids" in inspect.signature(inspect.unwrap(base.forward)).parameters
 
 
 def check_base(model: PreTrainedModel) -> None:
     """Raise ModelError for a model that takes no positions of its tokens."""
-    if "position_ids" not in inspect.signature(inspect.unwrap(base_of(model).forward)).parameters:
+    if not takes_positions(base_of(model)) and not has_slopes(model):
         raise ModelError(f"{type(model).__name__} takes no positions of tokens, {NOT_SERVED}")
 
 

@@ -135,6 +135,8 @@ def _check(config: ModelConfig, block_size: int, is_coded: bool, is_host: bool) 
         raise ModelError("--device cuda does not serve layers that choose keys so far: leave it out")
     if has_index(config) and is_coded:
         raise ModelError("--kv-cache-dtype int8 is not for layers that choose keys: leave it out")
+    if config.hosted is not None and config.hosted.is_biased and is_coded:
+        raise ModelError("--kv-cache-dtype int8 is not for keys that hold their positions (ALiBi): leave it out")
 
 
 def make_kv_cache(

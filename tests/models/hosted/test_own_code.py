@@ -1,0 +1,34 @@
+"""A bias that grows with the distance of a key, as elements of queries and keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hosted_cases import save_hosted
+from model_helpers import load_model
+
+from vnext.models.errors import ModelError
+from vnext.models.hosted.own_code import POSITIONS_MAX, biased, with_bias
+from vnext.models.layers.kv_cache import make_kv_cache
+from vnext.models.layers.sharding import alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_have_the_bias(dtype: torch.dtype) -> None:
+    """At the last positions too: to the 16 bits of a slope in two summands, between any two keys."""
+    slopes, scale, size = torch.tensor([0.8409, 0.5, 0.0039, 0.3333]), 20**-0.5, 20
+    positions = torch.tensor([0, 1, 255, 256, 300, 2047, POSITIONS_MAX - 300, POSITIONS_MAX - 1])
+    query, key, value = (torch.zeros(len(positions), heads, size, dtype=dtype) for heads in (4, 2, 2))
+    query, key, value = biased((query, key, value), slopes, scale, positions)
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] == with_bias(size) == 32 and not value.any()
+    scores = scale * torch.einsum("qhd,khd->hqk", query.double(), key.double().repeat_interleave(2, 1))
+    wanted = slopes.double()[:, None, None] * positions
+    assert float(((scores - wanted) / wanted.clamp(min=1e-3)).abs().max()) < 2**-16
+
+
+def test_an_8_bit_cache_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Its digits would round positions."""
+    save_hosted(tmp_path, "mpt")
+    config = load_model(tmp_path).config
+    with pytest.raises(ModelError, match=r"^--kv-cache-dtype int8 is not for keys that hold their positions \(ALiBi\): leave it out$"):
+        make_kv_cache(config, 4, 16, torch.int8, "cpu", alone())
