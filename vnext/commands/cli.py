@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import assert_never
 
 from vnext.base.exits import INTERRUPTED
+from vnext.base.quick_tuples import quick_tuples
 from vnext.options.reader import (
     BatchCommand,
     ChatCommand,
@@ -84,7 +85,8 @@ def _serve(command: ServeCommand) -> int:
         from vnext.commands.several import serve_several
 
         return serve_several(command)
-    from vnext.commands.serve import serve
+    with quick_tuples():
+        from vnext.commands.serve import serve
 
     return serve(command)
 

@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from vnext.base.quick_tuples import quick_tuples
 from vnext.runtime.processes.subprocesses import enter_child
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import without_certificates
@@ -15,7 +16,7 @@ from vnext.server.tls import without_certificates
 def main() -> int:
     """Returns the exit code."""
     gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
-    with without_certificates():
+    with without_certificates(), quick_tuples():
         from vnext.server.run import run_server
 
     gc.freeze()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vnext.base.exits import FAILED, FOLLOWED
+from vnext.base.quick_tuples import quick_tuples
 from vnext.log import snapshot
 from vnext.runtime.batch import fed
 from vnext.runtime.hosts import wire
@@ -45,7 +46,8 @@ def begin(early: Sequence[Process], arguments: Sequence[str]) -> int:
     settings = _settings(receive_config()) if stands_by else _entered()
     ranks = ranks or start_ranks(settings.engine, (), arguments if stands_by else ())
     try:
-        from vnext.runtime.engine.process import run
+        with quick_tuples():
+            from vnext.runtime.engine.process import run
 
         gc.freeze()
         gc.enable()

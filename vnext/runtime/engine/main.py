@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from vnext.base.exits import DONE
+from vnext.base.quick_tuples import quick_tuples
 from vnext.runtime.processes.forked import Forked, fork
 from vnext.runtime.processes.spawn import ignore_interrupts, kill
 
@@ -27,14 +28,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     early: list[Forked] = []
     try:
-        from vnext.runtime.engine.beginning import begin
+        with quick_tuples():
+            from vnext.runtime.engine.beginning import begin
         gc.freeze()
         if all(fork(RANK, early) for _ in range(int(next(filter(str.isdigit, sys.argv[1:]), 0)))):
             return begin(early, sys.argv[1:])
     except SystemExit:
         kill(early)
         raise
-    from vnext.runtime.rank.main import main as rank
+    with quick_tuples():
+        from vnext.runtime.rank.main import main as rank
     return rank()
 
 

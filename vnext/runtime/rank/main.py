@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from vnext.base.quick_tuples import quick_tuples
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.subprocesses import PARENT_DIED_EXIT_CODE, enter_child, name_process, write_stacks_on_signal
 from vnext.runtime.protocol.messages import RankFailed, encoder
@@ -25,7 +26,8 @@ START_ERRORS = ModelError, SettingsError, MemoryError
 
 def main() -> int:
     gc.disable()  # imported and loaded objects stay: searching them for garbage takes a quarter of the time of imports
-    from vnext.runtime.rank.serving import serve  # while the engine core gets ready
+    with quick_tuples():
+        from vnext.runtime.rank.serving import serve  # while the engine core gets ready
 
     if sys.argv[1:]:
         name_process("vnext-standby")
