@@ -19,6 +19,8 @@ TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templa
 CONFIG = "config.json"
 BY_ID = "added_tokens_decoder"
 LISTS = ("additional_special_tokens", "extra_special_tokens")
+Added = list[dict[str, Any]]
+"""Tokens as tokenizer.json adds them to its vocabulary."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 FILLER = "<|reserved_token_{}|>"
 """Transformers' name for a number that no token has."""
@@ -54,11 +56,11 @@ class _Vocabulary(msgspec.Struct):
     """What is read of tokenizer.json where tokens are missing there."""
 
     model: _Model
-    added_tokens: list[dict[str, Any]] = []
+    added_tokens: Added = []
 
 
 class _AddedTokens(msgspec.Struct):
-    added_tokens: list[dict[str, Any]] = []
+    added_tokens: Added = []
 
 
 _added_decoder, _vocabulary_decoder = msgspec.json.Decoder(_AddedTokens), msgspec.json.Decoder(_Vocabulary)
@@ -104,8 +106,8 @@ def written_template(folder: Path) -> str:
 def vocabulary_numbers(folder: Path, words: Sequence[str]) -> list[int | None]:
     """The numbers of tokens by their texts in tokenizer.json; None for one that it lacks, or where it cannot be read."""
     try:
-        data = tokenizer_json(folder)
-        known = {each.get("content"): each.get("id") for each in _added_decoder.decode(data).added_tokens}
+        data, added = _whole(folder)
+        known = {each.get("content"): each.get("id") for each in added}
         if not known.keys() >= {*words}:  # a whole vocabulary takes long to read
             known = _numbers(_vocabulary_decoder.decode(data).model.vocab) | known
     except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
@@ -115,16 +117,22 @@ def vocabulary_numbers(folder: Path, words: Sequence[str]) -> list[int | None]:
 
 def tokenizer_json(folder: Path) -> bytes:
     """tokenizer.json with the special tokens that only other files name. Raises OSError and ValueError, one sentence."""
+    return _whole(folder)[0]
+
+
+def _whole(folder: Path) -> tuple[bytes, Added]:
+    """`tokenizer_json`, and its added tokens."""
     if is_pointer(data := (folder / VOCABULARY).read_bytes()):
         raise ValueError(pointer_sentence(folder / VOCABULARY))
-    known = {each.get("content") for each in _added_decoder.decode(data).added_tokens}
+    added = _added_decoder.decode(data).added_tokens
+    known = {each.get("content") for each in added}
     missing = [token for token in _tokens(folder) if token.text not in known]
     if not missing:
-        return data
+        return data, added
     entries = list(_entries(_vocabulary_decoder.decode(data), missing, _width(folder)))
     whole = json.loads(data)
-    whole["added_tokens"] = [*whole.get("added_tokens", ()), *entries]
-    return json.dumps(whole, ensure_ascii=False).encode()
+    whole["added_tokens"] = added = [*whole.get("added_tokens", ()), *entries]
+    return json.dumps(whole, ensure_ascii=False).encode(), added
 
 
 def vocabulary(data: bytes) -> dict[str, int]:

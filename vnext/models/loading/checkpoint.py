@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b
 from math import log2, prod
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
+from vnext.base.tokenizer_files import file_state
 from vnext.kernels.format import GGUF_BLOCKS, Cut, Format, Settings, stored_formats
 from vnext.models.config.folder import (
     CONFIG_NAME,
@@ -42,6 +44,7 @@ from vnext.models.registry import family, mtp, tower_parts
 
 STORED = ELEMENTS | dict.fromkeys(GGUF_BLOCKS, np.dtype("uint8"))
 """What formats of weights make numbers of."""
+SETTINGS = CONFIG_NAME, "generation_config.json"
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
@@ -244,8 +247,14 @@ def fingerprint(path: Path | str) -> str:
     model differ in every page, so they differ here; a single weight changed by hand may not. Raises ModelError.
     """
     path = Path(path)
+    return _fingerprint(path, tuple(map(file_state, (*(path / name for name in SETTINGS), *weight_files(path), *tail_files(path)))))
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(path: Path, _states: tuple[tuple[int, ...], ...]) -> str:
+    """Files that are as they were are not read again: a start asks twice."""
     digest = blake2b(digest_size=16)
-    for name in (CONFIG_NAME, "generation_config.json"):
+    for name in SETTINGS:
         content = (path / name).read_bytes() if (path / name).is_file() else b""
         digest.update(len(content).to_bytes(8, "little") + content)
     behind = tail_files(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.base.tokenizer_files import file_state
 from vnext.kernels.format import GGUF_BLOCKS, format_of
+from vnext.models.config.folder import CONFIG_NAME
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files, outline
@@ -52,6 +55,7 @@ OTHERWISE = (
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 EXPERT = re.compile(r"(.*\.(?:experts|altup(?:_unembed)?_projections))\.(\d+)\.(.*)")
 FLOAT_BYTES = 4
+FOLDERS_KEPT = 8
 Stored = tuple[Path, mmap.mmap, Tensor]
 
 
@@ -111,8 +115,9 @@ def gguf_tensors(folder: Path) -> dict[str, Quantised]:
 
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
-    opened = _opened(folder)
-    read = {tensor.own_name for tensor in _read(folder, opened).values()}
+    opened, config = _opened(folder), load_config(folder)
+    names = Names(opened.architecture, opened.names, config.layer_count)
+    read = {place_of(name, names)[0] for name in _wanted(folder, _state(folder))}
     return sorted(opened.stored.keys() - read - {STRETCHES, *BY_LENGTH.values()})
 
 
@@ -151,11 +156,22 @@ class Names(NamedTuple):
 def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     config, stored = load_config(folder), opened.stored
     names = Names(opened.architecture, opened.names, config.layer_count)
-    recording = Recording(lambda name: place_of(name, names)[0] in stored)
-    family(config.architecture).assemble(recording, config)
-    tied = recording.heads if config.tie_embeddings else set()
-    found = {name: _found(name, names, stored, config) for name in sorted(recording.read - tied)}
+    found = {name: _found(name, names, stored, config) for name in _wanted(folder, _state(folder))}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _state(folder: Path) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(file_state, (folder / CONFIG_NAME, *linked_files(folder))))
+
+
+@lru_cache(maxsize=FOLDERS_KEPT)
+def _wanted(folder: Path, _states: tuple[tuple[int, ...], ...]) -> list[str]:
+    """The names of the tensors that the family of a model asks for. A start asks twice: for what is read, and what is not."""
+    config, opened = load_config(folder), _opened(folder)
+    names = Names(opened.architecture, opened.names, config.layer_count)
+    recording = Recording(lambda name: place_of(name, names)[0] in opened.stored)
+    family(config.architecture).assemble(recording, config)
+    return sorted(recording.read - (recording.heads if config.tie_embeddings else set()))
 
 
 def _opened(folder: Path) -> _Opened:
