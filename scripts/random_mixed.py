@@ -30,6 +30,41 @@ MIXED: dict[str, Members] = {
         "max_position_embeddings": 128000, "norm_eps": 1e-05, "num_attention_heads": 16, "num_hidden_layers": 16,
         "num_key_value_heads": 8, "rope_theta": 1000000.0, "tie_word_embeddings": True, "vocab_size": 65536,
     },
+    "granite-h-350m": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": False,
+        "attention_multiplier": 0.015625, "dtype": "bfloat16", "embedding_multiplier": 12, "hidden_act": "silu", "hidden_size": 768,
+        "intermediate_size": 2048, "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+        "logits_scaling": 3, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32,
+        "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": False,
+        "max_position_embeddings": 32768, "num_attention_heads": 12, "num_experts_per_tok": 0, "num_hidden_layers": 32,
+        "num_key_value_heads": 4, "num_local_experts": 0, "position_embedding_type": "nope", "residual_multiplier": 0.246,
+        "rms_norm_eps": 1e-05, "shared_intermediate_size": 2048, "tie_word_embeddings": True, "vocab_size": 100352,
+    },
+    "gpt-oss-small": {  # of gpt-oss-20b's kind: a third of its width, layers and vocabulary
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "dtype": "bfloat16",
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 1024, "max_position_embeddings": 131072,
+        "num_attention_heads": 32, "num_experts_per_tok": 4, "num_hidden_layers": 8, "num_key_value_heads": 8,
+        "num_local_experts": 32, "rms_norm_eps": 1e-05, "sliding_window": 128, "tie_word_embeddings": False, "vocab_size": 65536,
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(8)],
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
+            "rope_type": "yarn", "truncate": False,
+        },
+    },
+    "gemma4-e2b": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "attention_bias": False, "attention_k_eq_v": False,
+        "dtype": "bfloat16", "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": ["sliding_attention" if (layer + 1) % 5 else "full_attention" for layer in range(35)],
+        "max_position_embeddings": 131072, "num_attention_heads": 8, "num_hidden_layers": 35, "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20, "rms_norm_eps": 1e-06, "sliding_window": 512, "tie_word_embeddings": True,
+        "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "use_double_wide_mlp": True,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    },
 }  # fmt: skip
 """config.json by the names of known models."""
 

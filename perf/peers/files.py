@@ -64,5 +64,15 @@ def vocab_size_of(file: Path) -> int:
 
 
 def token_bytes_of(file: Path) -> int:
-    """What a decoded token reads: every tensor once, the embedding as the head of these models."""
-    return sum(tensor.stop - tensor.start for tensor in read_header(file, has_texts=False).tensors.values())
+    """What a decoded token reads: every tensor once, of experts those that it goes through, of a table that is no head its row."""
+    header = read_header(file, has_texts=False)
+    architecture = header.metadata["general.architecture"]
+    counts = [header.metadata.get(f"{architecture}.expert_{which}count", 1) for which in ("used_", "")]
+    rows = {"per_layer_token_embd.weight"} | ({"token_embd.weight"} if "output.weight" in header.tensors else set())
+    found = 0
+    for name, tensor in header.tensors.items():
+        size = tensor.stop - tensor.start
+        if "_exps." in name:
+            size = size * counts[0] // counts[1]
+        found += size // tensor.shape[0] if name in rows else size
+    return found

@@ -72,10 +72,11 @@ def checkpoint(shape: str, seed: int) -> Path:
     """The folder of a random checkpoint, made where it is missing, such a one in 4 bits as a GGUF file, or one of FILES, fetched.
     EngineError."""
     if shape in QUANTISED:
-        plain = checkpoint(QUANTISED[shape], seed)
+        whole, scheme = QUANTISED[shape]
+        plain = checkpoint(whole, seed)
         file = plain.with_name(f"{shape}-seed{seed}.gguf")
         if not file.is_file():
-            command = [sys.executable, "-m", "vnext", "quantize", str(plain), str(file), "--scheme", "q4_0"]
+            command = [sys.executable, "-m", "vnext", "quantize", str(plain), str(file), "--scheme", scheme]
             subprocess.run(command, env=environment(1), check=True)
         return file
     if shape in FILES:

@@ -14,8 +14,10 @@ finally:
     sys.path.remove(SCRIPTS)
 
 __all__ = ["MIXED", "QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint", "write_mixed"]
-QUANTISED = {f"{name}-q4": name for name in (*SHAPES, *MIXED)}
-"""Random weights in the 4 bits of Q4_0, in one GGUF file for all engines."""
+FEW_BITS = {"q4": "q4_0", "mxfp4": "mxfp4"}
+"""Schemes of `vnext quantize`, by the endings of shapes' names."""
+QUANTISED = {f"{name}-{bits}": (name, scheme) for name in (*SHAPES, *MIXED) for bits, scheme in FEW_BITS.items()}
+"""Random weights in the 4 bits of Q4_0, or experts in those of MXFP4, in one GGUF file for all engines: the shape and the scheme."""
 
 
 def shape_of(name: str) -> Shape:

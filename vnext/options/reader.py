@@ -39,7 +39,7 @@ from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
 SEARCHED_SCHEMES = ("w4a16", "q4_0", "q5_0")
-GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
+GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "bf16", "f16")
 QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")
 """What `vnext doctor --production` asks of a server's options."""

@@ -23,10 +23,11 @@ from msgspec.structs import replace
 
 from vnext.kernels.formats.gguf_rounding import to_blocks
 from vnext.models.config.folder import read_config, require_checkpoint, settings_in
-from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.config.model_config import ModelConfig, load_config, without_windows
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import EMBEDDING, HEAD
 from vnext.models.gguf.folder import SUFFIX, files_of
+from vnext.models.gguf.gemmas import UNTURNED
 from vnext.models.gguf.header import name_map, read_header
 from vnext.models.gguf.members import STRETCHES
 from vnext.models.gguf.vocabulary_out import Ends, vocabulary_members
@@ -39,15 +40,20 @@ from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
 
 FILE_TYPES = MappingProxyType(
-    {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "BF16": 32, "F16": 1}
+    {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "BF16": 32, "F16": 1, "MXFP4": 38}
 )
 """llama.cpp's number of a file of mostly this type."""
-FEW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
+FEW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+EXPERTS = re.compile(r".*_exps\.weight")
+"""What alone becomes MXFP4; all else has 8 bits then, as in llama.cpp."""
 HELD_EXACT = re.compile(
     r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv|position_embd|token_types|per_layer_model_proj"
     r"|laurel_[lr]|altup_.*|rope_.*|ssm_[adx]|ssm_dt|attn_sinks)(\.weight|\.bias)?|.*\.bias|.*\.scale"
 )
 """Tensors that llama.cpp keeps exact, too."""
+JOINED = MappingProxyType({"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)})
+"""Granite's MLP, whose parts stand one below the other."""
+MAMBA = "GraniteMoeHybridForCausalLM"
 TOGETHER = 2**22
 """Numbers that are floats at a time."""
 OWN = ("general.file_type", "general.quantization_version", "general.alignment")
@@ -134,7 +140,7 @@ class GgufQuantiser:
             written.append(blocks := to_blocks(rows, plan.type, plan.columns))
             found = gguf.quants.dequantize(blocks, GGMLQuantizationType[plan.type]).reshape(rows.shape)
             lost += float(np.square(found - rows).sum(dtype=np.float64))
-            whole += float(np.square(rows).sum(dtype=np.float64))
+            whole += float(np.square(rows, dtype=np.float64).sum())
         writer.write_tensor_data(np.concatenate(written))
         return Loss(name, (lost / whole) ** 0.5 if whole else 0.0)
 
@@ -142,7 +148,8 @@ class GgufQuantiser:
         """What a tensor is to have, F32 for what stays exact."""
         if len(shape) < 2 or HELD_EXACT.fullmatch(name):
             return "F32"
-        type_ = "Q8_0" if name in (EMBEDDING, HEAD) and self._type in FEW else self._type
+        has_eight = name in (EMBEDDING, HEAD) or (self._type == "MXFP4" and not EXPERTS.fullmatch(name))
+        type_ = "Q8_0" if has_eight and self._type in FEW else self._type
         return "F16" if shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[type_]][0] else type_
 
     # ---- of a GGUF file
@@ -190,26 +197,32 @@ class GgufQuantiser:
         names = Names(architecture, table, config.layer_count)
         recording = Recording(tensors.__contains__)
         family(config.architecture).assemble(recording, config)
-        homes: dict[str, dict[int | None, str]] = {}
+        homes: dict[str, dict[int | None, _Part]] = {}
         for own in sorted(recording.read - (recording.heads if config.tie_embeddings else set())):
-            place, expert = place_of(own, names)
-            if own in tensors and not place:
-                raise ModelError(f"{own} has no place in a GGUF file; take --scheme w4a16")
-            if own in tensors:
-                homes.setdefault(place, {})[expert] = own
+            shape = tensors.shape(own)
+            for part in _parts(own, shape, config) if shape else ():
+                place, expert = place_of(part.alias, names)
+                if not place:
+                    raise ModelError(f"{own} has no place in a GGUF file; take --scheme w4a16")
+                homes.setdefault(place, {})[expert] = part
         plans = {}
         for place, parts in homes.items():
-            one = tensors.shape(next(iter(parts.values()))) or ()
-            form = form_of(place, one[0], names, config)
-            every = [_Rows(tensors, parts[each], one, form) for each in sorted(parts, key=lambda each: each or 0)]
-            shape = tuple(size for size in one if size > 1 or len(one) < 3) if None in parts else (len(parts), *one)
-            columns = self._squares.get(parts.get(None, ""))
+            first = next(iter(parts.values()))
+            count = len(range(first.whole[0])[first.rows])
+            form = form_of(place, count, names, config)
+            every = [_Rows(tensors, parts[each], form) for each in sorted(parts, key=lambda each: each or 0)]
+            one = (count, *first.whole[1:])
+            shape = _axes(place, one, config) if None in parts else (len(parts), *one)
+            columns = self._squares.get(first.own) if None in parts else None
             plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every), columns=columns)
         return plans
 
 
 def _stretches(config: ModelConfig) -> np.ndarray:
-    """What divides the frequencies of a rope as that of Llama 3.1, nothing for others."""
+    """What divides the frequencies of a rope as that of Llama 3.1 or of Gemma 4, nothing for others."""
+    if config.rope.kind == "proportional":
+        half = without_windows(config).head_dim // 2
+        return np.where(np.arange(half) < int(half * config.rope.share), 1, UNTURNED).astype(np.float32)
     if config.rope.kind != "llama3":
         return np.empty(0, np.float32)
     plain = replace(config.rope, kind="default")
@@ -217,26 +230,56 @@ def _stretches(config: ModelConfig) -> np.ndarray:
     return found
 
 
+class _Part(NamedTuple):
+    """Rows of a checkpoint's tensor `own` of the shape `whole`, and the name of a tensor that a file has of them."""
+
+    own: str
+    whole: tuple[int, ...]
+    alias: str
+    rows: slice
+
+
+def _parts(own: str, whole: tuple[int, ...], config: ModelConfig) -> list[_Part]:
+    """A tensor as files have it: Granite's joined MLP apart."""
+    here, _, name = own.partition("shared_mlp.")
+    if name not in JOINED:
+        return [_Part(own, whole, own, slice(None))]
+    inner, size = "mlp.shared_expert." if config.experts else "mlp.", whole[0] // len(JOINED[name])
+    places = enumerate(JOINED[name])
+    return [_Part(own, whole, f"{here}{inner}{each}.weight", slice(at * size, (at + 1) * size)) for at, each in places]
+
+
+def _axes(place: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    """The shape in a file: without axes of length 1 within, with those that Mamba-2 has."""
+    part = place.split(".")[-2 if place.endswith(".weight") else -1]
+    if config.recurrent and config.recurrent.key_dim and config.architecture == MAMBA:
+        if part in ("ssm_a", "ssm_d"):
+            return (*shape, 1)
+        if part == "ssm_norm":
+            return config.recurrent.key_heads, shape[0] // config.recurrent.key_heads
+    return tuple(size for size in shape if size > 1 or len(shape) < 3)
+
+
 class _Rows(NamedTuple):
-    """A checkpoint's tensor, in the form that a file has it."""
+    """A part of a checkpoint's tensor, in the form that a file has it."""
 
     tensors: Checkpoint
-    name: str
-    shape: tuple[int, ...]
+    part: _Part
     form: Form
 
     def floats(self) -> Iterator[np.ndarray]:
         """Its rows, [some, numbers of a row], of a vector [some]."""
-        whole, (order, columns, shift, is_decay) = self.tensors.part(self.name, self.shape, ()), self.form
-        whole = whole.reshape(len(whole), -1) if len(self.shape) > 2 else whole
+        own, shape, _, rows = self.part
+        whole, (order, columns, shift, is_decay) = self.tensors.part(own, shape, (rows,)), self.form
+        whole = whole.reshape(len(whole), -1) if len(shape) > 2 else whole
         places = None if order is None else np.argsort(order)
-        for rows in _runs(len(whole), int(np.prod(self.shape[1:]))):
-            part = whole[rows if places is None else places[rows]].astype(np.float32)
+        for some in _runs(len(whole), int(np.prod(shape[1:]))):
+            part = whole[some if places is None else places[some]].astype(np.float32)
             if columns is not None:
                 part = part.reshape(len(part), len(columns), -1)[:, np.argsort(columns)].reshape(part.shape)
             part = -np.exp(part) if is_decay else part
             yield part + np.float32(shift) if shift else part
-        self.tensors.release(self.name)
+        self.tensors.release(own)
 
 
 def _all_rows(every: list[_Rows]) -> Iterator[np.ndarray]:
