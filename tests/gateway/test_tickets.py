@@ -115,14 +115,25 @@ def test_images_are_encoded_by_one_server_for_the_others() -> None:
     with encode, prefill, decode, RouterHere(encode.url, prefill.url, decode.url) as router:
         assert router.call("POST", CHAT, SHOWING)[1]["port"] == decode.port
         assert encode.paths == prefill.paths == ["/handover"] and decode.paths == [CHAT]
-        for each in (encode, prefill):
-            assert json.loads(each.bodies[0]) == {"chat": SHOWING, "cache_salt": "s", "model": "toy"}
+        assert json.loads(encode.bodies[0]) == SHOWING and encode.seen[0].query == {"path": CHAT}
+        assert json.loads(prefill.bodies[0]) == {"chat": SHOWING, "cache_salt": "s", "model": "toy"}
         headers = [(each.seen[0].headers.get(INPUTS_HEADER), each.seen[0].headers.get(TICKET_HEADER)) for each in (encode, prefill, decode)]
         assert headers == [(None, None), ("I", None), ("I", "T")]
         assert router.call("POST", CHAT, {"model": "toy", "messages": [{"role": "user", "content": "x" * 400}]})[0] == 200
         assert len(encode.paths) == 1 and prefill.paths[1:] == ["/tokenize", "/handover"], "a text goes as before"
         assert router.call("POST", CHAT, SHOWING, X_Vnext_Inputs="forged")[0] == 200
         assert decode.seen[-1].headers[INPUTS_HEADER] == "I", "a client's would have ranks connect where it says"
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 400}}
+        for path, shows, body in (
+            ("/v1/messages", True, {"messages": [{"role": "user", "content": [image]}]}), ("/v1/responses", False, {"input": "an image"}),
+            ("/api/generate", True, {"prompt": "what?", "images": ["A" * 400]}), ("/v1/audio/translations", True, b"a form"),
+            ("/v1/completions", False, {"prompt": '"image"'}),
+        ):  # fmt: skip
+            count = len(encode.seen)
+            kind = "multipart/form-data" if isinstance(body, bytes) else "application/json"
+            assert router.call("POST", path, body, Content_Type=kind)[0] == 200 and (len(encode.seen) > count) == shows
+            assert not shows or encode.seen[-1].query == {"path": path}
+            assert (decode.seen[-1].headers.get(INPUTS_HEADER) == "I") == shows
         encode.handover = broken
         assert router.call("POST", CHAT, SHOWING, X_Vnext_Inputs="forged")[0] == 200
         assert INPUTS_HEADER not in decode.seen[-1].headers

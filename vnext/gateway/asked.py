@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from vnext.gateway.continuing import SHOWN
 from vnext.routing.approximate import BYTES_PER_TOKEN, piece_hashes
 from vnext.routing.prompts import Prompt
+from vnext.server.context.identity import SHOWING_PATHS
 from vnext.server.http.event_ids import HEADER
 from vnext.state.events import pack_tokens, unpack_tokens
 
@@ -32,7 +34,7 @@ TIMEOUT_S = 0.5
 TEXT_BYTES_MIN = 256
 """A shorter prompt has no prefix worth knowing."""
 CHAT = "/v1/chat/completions"
-SHOWING = b"image_url", b"video_url", b"audio_url", b"input_audio"
+SHOWING = b'"image_url"', b'"input_image"', b'"image"', b'"images"', b'"video_url"', b'"audio_url"', b'"input_audio"'
 FIELDS = {
     CHAT: (
         "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
@@ -85,7 +87,7 @@ _decoder = msgspec.json.Decoder(_Body)
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `model` is "" where it names none. `is_stream`: it is one with which another server could go on. `hashes`: of
     its prompt's pieces; `tokens`: about its length; `key`: what `consistent_hash` keeps together. `takes_seed`: it has none.
-    `shows`: it is a chat that may show images, whose tokens are not all of its prompt.
+    `shows`: it may have images or sounds: its tokens are not all of its prompt.
     `previous`: the id of the stored response that it continues, "" for none. `salt`: its cache salt."""
 
     body: bytes
@@ -116,7 +118,7 @@ def goes_on(names: Iterable[str]) -> bool:
 def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
     """What a request to `path` asks for."""
     if not (is_json and body):
-        return Asked(body=body)
+        return Asked(body=body, shows=path in SHOWING_PATHS)
     try:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -132,7 +134,7 @@ def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
         hashes=tuple(piece_hashes(text, f"{model}\0{salt}".encode(errors="replace"))),
         tokens=len(text) // BYTES_PER_TOKEN + 1,
         key=text[:KEY_BYTES] if given is None else given.encode(errors="replace"),
-        shows=path == CHAT and any(each in text for each in SHOWING),
+        shows=path in SHOWING_PATHS and any(each in body for each in SHOWING),
         takes_seed=is_stream and found.seed is None and not found.use_beam_search,
         previous=found.previous_response_id if isinstance(found.previous_response_id, str) else "",
         salt=salt,
@@ -174,15 +176,28 @@ async def token_prompt(
 
 
 async def ticket_from(
-    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt | None, headers: Iterable[tuple[str, str]],
-    limit_s: float | None = None,
+    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt | None, headers: Iterable[tuple[str, str]]
 ) -> str:
-    """What the server at `url` says when it has computed a prompt for another one, None for that of a chat's whole body, or encoded
-    what it shows; "" where it has not within `limit_s`."""
+    """What the server at `url` says when it has computed a prompt for another one, None for that of a chat's whole body; "" where
+    it has not."""
     what = {"chat": msgspec.Raw(asked.body)} if prompt is None else {"tokens": unpack_tokens(prompt.tokens).tolist()}
     data = msgspec.json.encode(what | {"cache_salt": asked.salt} | ({"model": asked.model} if asked.model else {}))
+    return await _ticket(session, URL(f"{url}/handover"), data, headers)
+
+
+async def inputs_ticket_from(
+    session: aiohttp.ClientSession, url: str, asked: Asked, path: str, headers: Iterable[tuple[str, str]], limit_s: float
+) -> str:
+    """What the server at `url` says when it has encoded what a request to `path` shows or plays; "" where it has not within
+    `limit_s`."""
+    return await _ticket(session, URL(f"{url}/handover").with_query(path=path), asked.body, headers, limit_s)
+
+
+async def _ticket(
+    session: aiohttp.ClientSession, url: URL, data: bytes, headers: Iterable[tuple[str, str]], limit_s: float | None = None
+) -> str:
     try:
-        async with asyncio.timeout(limit_s), session.post(f"{url}/handover", data=data, headers=headers) as response:
+        async with asyncio.timeout(limit_s), session.post(url, data=data, headers=headers) as response:
             return msgspec.json.decode(await response.read(), type=_Ticket).ticket if response.status == 200 else ""
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
         return ""

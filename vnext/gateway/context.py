@@ -20,7 +20,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vnext.gateway.asked import FIELDS, NOTHING, TEXT_BYTES_MIN, Asked, Known, Pairs, text_prompt, ticket_from, token_prompt
+from vnext.gateway.asked import (
+    FIELDS,
+    NOTHING,
+    TEXT_BYTES_MIN,
+    Asked,
+    Known,
+    Pairs,
+    inputs_ticket_from,
+    text_prompt,
+    ticket_from,
+    token_prompt,
+)
 from vnext.gateway.backends import Backend, Fleet, NoBackend
 from vnext.gateway.continuing import Shown, ShownResponse
 from vnext.gateway.health import Health
@@ -162,8 +173,8 @@ class RouterContext:
         others = (each for each in self.fleet if each.is_ready and each.identity.role not in APART and each not in tried)
         return backend.identity.role == "prefill" and next(others, None) is None
 
-    async def inputs_ticket(self, asked: Asked, known: Known, headers: Pairs) -> str:
-        """The ticket of the images that a server has encoded for the others; "" where there is none, or they are encoded there."""
+    async def inputs_ticket(self, asked: Asked, known: Known, path: str, headers: Pairs) -> str:
+        """The ticket of the images and sounds that a server has encoded for the others; "" where none has."""
         try:
             first = self.fleet.choose(asked, known, lambda each: each.identity.role == "encode") if asked.shows else None
         except (NoBackend, ModelUnknown):
@@ -171,7 +182,7 @@ class RouterContext:
         if first is None:
             return ""
         with first.serving(asked, known, "handover-"):
-            return await ticket_from(self.session, first.url, asked, None, headers, ENCODE_S)
+            return await inputs_ticket_from(self.session, first.url, asked, path, headers, ENCODE_S)
 
     async def ticket(self, asked: Asked, known: Known, path: str, headers: Pairs) -> str:
         """The ticket of a prompt that a server has computed for the one that answers; "" where no two servers share the work, the

@@ -64,7 +64,9 @@ class Exchange:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
         self._headers = self._to_server()
         self._known = await self._context.known(self._asked, self._request.path, self._headers)
-        self._tickets[INPUTS_HEADER] = await self._context.inputs_ticket(self._asked, self._known, self._headers)
+        self._tickets[INPUTS_HEADER] = await self._context.inputs_ticket(
+            self._asked, self._known, self._request.path, self._headers
+        )
         self._headers = self._to_server()  # with that ticket, too
         self._tickets[TICKET_HEADER] = await self._context.ticket(self._asked, self._known, self._request.path, self._headers)
         self._headers = self._to_server()

@@ -85,7 +85,6 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
         identify(request, given)
     takes, role = context.settings.takes_tickets, context.settings.role
     ticket = _ticket(request, TICKET_HEADER) if takes and role != "prefill" else ""
-    inputs_ticket = _ticket(request, INPUTS_HEADER) if takes else ""
     streams = getattr(body, "stream", None)
     last = last_event(request.headers) if streams and HEADER in request.headers else None
     if last is None:
@@ -94,13 +93,18 @@ async def admit(request: web.Request, kind: str, decoder: msgspec.json.Decoder[A
     else:
         id_ = f"{kind}-{last.origin.answer}"
         created_s, seed, names = last.origin.created_s, last.origin.seed, f"{id_}-{secrets.token_hex(4)}"
-    return Call(request, context, body, client, started_s, id_, created_s, names, seed, last, ticket, inputs_ticket)
+    return Call(request, context, body, client, started_s, id_, created_s, names, seed, last, ticket, inputs_ticket_of(request))
 
 
 def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:
     """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
     given = {name: value for name, value in zip(SHARED_FIELDS, _shared(body)) if value is not None}
     return UncheckedParams(**(defaults | given))
+
+
+def inputs_ticket_of(request: web.Request) -> str:
+    """Of what another server has encoded for a request, "" for nothing."""
+    return _ticket(request, INPUTS_HEADER) if request.app[SERVER_CONTEXT].settings.takes_tickets else ""
 
 
 def _ticket(request: web.Request, name: str) -> str:

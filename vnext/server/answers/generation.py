@@ -33,7 +33,7 @@ from vnext.server.call import Call
 from vnext.server.context.adapters import failed
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.conversation import KINDS, content_of
-from vnext.server.context.errors import Aborted, RequestTimedOut
+from vnext.server.context.errors import Aborted, RequestTimedOut, RoutesClosed
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.traces import CallTrace, call_trace, usage_attributes
@@ -128,11 +128,19 @@ class Taker:
         return self._reader.text(choice, choice.answer.plain_text(token))
 
 
+class OnlyEncodes(RoutesClosed):
+    """This server encodes images and sounds for others, and answers nobody: `request` is what the call would ask its engine for."""
+
+    def __init__(self, call: Call, request: SubmitRequest) -> None:
+        super().__init__("This server only encodes images and sounds for others: ask one of another role.")
+        self.call, self.request = call, request
+
+
 class Generation:
     """All answers of a call: n answers to each prompt, in the order of the prompts."""
 
     def __init__(self, call: Call) -> None:
-        """Raises InvalidRequest, ModelUnknown, EngineDead, EngineStalled."""
+        """Raises InvalidRequest, ModelUnknown, EngineDead, EngineStalled, OnlyEncodes."""
         context, asked, params = call.context, call.asked, call.params
         context.check_engine()
         validate_ranges(params, context.bounds.vocab_size)
@@ -161,6 +169,8 @@ class Generation:
         banned = banned_sequences(params.bad_words, context.tokenizer) if params.bad_words else ()
         for place in range(len(self.prompts)):
             self._begin(place, request, banned, seed)
+        if context.settings.role == "encode":
+            raise OnlyEncodes(call, self._requests[0])
 
     def _begin(
         self, place: int, request: Callable[..., SubmitRequest], banned: tuple[tuple[int, ...], ...], seed: int | None

@@ -38,6 +38,10 @@ IRRELEVANT = ("python", "threads", "cores", "token_bytes", "state_bytes", "codes
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
 TICKET_HEADER, INPUTS_HEADER = "X-Vnext-Handover", "X-Vnext-Inputs"
+SHOWING_PATHS = frozenset(
+    f"/{path}" for path in "v1/chat/completions v1/messages v1/responses api/chat api/generate".split()
+) | {"/v1/audio/transcriptions", "/v1/audio/translations"}
+"""Of routes whose bodies may have images or sounds."""
 CLIENTS_KNOWN = 1024
 STREAMS = 2**62
 """Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""

@@ -18,11 +18,11 @@ from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.runtime.protocol.operations import CallRanks
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import chat_prompt
-from vnext.server.answers.generation import admitted
+from vnext.server.answers.generation import OnlyEncodes, admitted
 from vnext.server.call import Call, admit
 from vnext.server.context.conversation import check_calls
 from vnext.server.context.errors import Aborted, RoutesClosed
-from vnext.server.context.identity import VERSION_HEADER, client_of
+from vnext.server.context.identity import SHOWING_PATHS, VERSION_HEADER, client_of
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.bodies import read_body
@@ -161,9 +161,12 @@ _handover = msgspec.json.Decoder(HandoverBody)
 
 
 async def hand_over(request: web.Request) -> web.Response:
-    """POST /handover: {"ticket", "cached_tokens"}; the ticket is "" where there is nothing to hand over."""
+    """POST /handover: {"ticket", "cached_tokens"}; the ticket is "" where there is none. With `path` the body is that
+    route's."""
     if (role := request.app[SERVER_CONTEXT].settings.role) not in ("prefill", "encode"):
         raise RoutesClosed("This server computes nothing for others: start it with --role prefill or encode.")
+    if role == "encode" and (path := request.query.get("path", "")) in SHOWING_PATHS:
+        return await _encoded(request, path)
     call = await admit(request, "handover", _handover)
     context, body = call.context, call.body
     model = context.model_name(body.model, call.client)
@@ -177,39 +180,46 @@ async def hand_over(request: web.Request) -> web.Response:
             prompt = pack_tokens(body.tokens)
         else:
             raise InvalidRequest("tokens is missing: send it, or chat.", "tokens")
-        if role == "encode":
-            from vnext.state.store.inputs import has_inputs
+        asked = SubmitRequest(
+            name=call.names, prompt=prompt, sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
+            cache_salt=context.keys.salts.get(call.client, "") + (body.cache_salt or ""), hands_over=role == "prefill",
+            adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
+            inputs_ticket=call.inputs_ticket, weight=context.keys.weights.get(call.client, 1),
+        )  # fmt: skip
+        return await handed_over(call, asked)
 
-            if not has_inputs(prompt):
-                return web.json_response({"ticket": "", "cached_tokens": 0})
-        ticket, cached = await handed_over(call, model, prompt)
-    return web.json_response({"ticket": ticket, "cached_tokens": cached})
+
+async def _encoded(request: web.Request, path: str) -> web.Response:
+    """The ticket of what a body of the route at `path` shows or plays first. Raises as that route, and as handed_over."""
+    route = await request.app.router.resolve(request.clone(rel_url=path))
+    try:
+        await route.handler(request)
+    except OnlyEncodes as found:
+        with found.call.context.limiter.enter(1, found.call.client):
+            return await handed_over(found.call, found.request)
+    return web.json_response({"ticket": "", "cached_tokens": 0})  # nothing was to be computed
 
 
-async def handed_over(call: Call, model: str, prompt: bytes) -> tuple[str, int]:
+async def handed_over(call: Call, asked: SubmitRequest) -> web.Response:
     """The ticket, "" where there is nothing to hand over, and the tokens that the cache had. Raises Refused, EngineDead, Aborted,
     Overloaded, RequestTimedOut."""
-    context, body = call.context, call.body
+    context = call.context
     context.check_engine()
-    encodes = context.settings.role == "encode"
-    asked = SubmitRequest(
-        name=call.names, prompt=prompt, sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
-        cache_salt=context.keys.salts.get(call.client, "") + (body.cache_salt or ""), hands_over=not encodes,
-        adapter=context.adapter(model, call.client), client=context.identity.client_number(call.client),
-        inputs_ticket=call.inputs_ticket, weight=context.keys.weights.get(call.client, 1),
-    )  # fmt: skip
-    if encodes:
-        from vnext.runtime.client.encode import of_inputs
-
-        asked = of_inputs(asked)
     ticket, cached = context.client.ready.inputs_ticket, 0
-    async with admitted(call, [unpack_tokens(prompt).tolist()]):
+    if context.settings.role == "encode":
+        from vnext.runtime.client.encode import of_inputs
+        from vnext.state.store.inputs import has_inputs
+
+        if not has_inputs(asked.prompt):
+            return web.json_response({"ticket": "", "cached_tokens": 0})
+        asked = of_inputs(asked)
+    async with admitted(call, [unpack_tokens(asked.prompt).tolist()]):
         with closing(context.client.submit_all([asked])) as stream:
             async for output in stream:
                 if output.finish == "abort":
                     raise Aborted("The engine ended the request before the prompt was computed: send it again.")
                 ticket, cached = output.ticket or ticket, output.cached_tokens or cached
-    return ticket, cached
+    return web.json_response({"ticket": ticket, "cached_tokens": cached})
 
 
 # ---- profiles ----------------------------------------------------------------------------------------------------

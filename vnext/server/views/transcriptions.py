@@ -38,7 +38,7 @@ from vnext.server.answers.transcripts import (
     without_times,
 )
 from vnext.server.answers.writing import Json
-from vnext.server.call import Call
+from vnext.server.call import Call, inputs_ticket_of
 from vnext.server.context.identity import answer_id, client_of
 from vnext.server.context.openai_types import GenerationBody
 from vnext.server.context.server_context import SERVER_CONTEXT
@@ -104,12 +104,12 @@ async def _written(request: web.Request, task: str) -> web.StreamResponse:
     call = Call(
         request, context, body, client, started_s, answer_id(request, "transcript"), int(time.time()), "",
         params=UncheckedParams(temperature=body.temperature, seed=body.seed, max_tokens=None),
-        asked=GenerationBody(model=body.model),
+        asked=GenerationBody(model=body.model), inputs_ticket=inputs_ticket_of(request),
     )  # fmt: skip
     context.model_name(body.model, client)
     with context.limiter.enter(1, client):
         transcript = Transcript(call, sounds, task, await sounds.read(form["file"][0], client))
-        if not body.stream:
+        if not body.stream or context.settings.role == "encode":
             return shown(await transcript.heard(Sent()), body.response_format)
         return await respond(request, partial(_streamed, transcript))
 
