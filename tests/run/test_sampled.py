@@ -35,6 +35,17 @@ def test_a_seed_takes_a_share_of_each_entry_and_all_else(monkeypatch: pytest.Mon
     assert taken("7") == taken("7") != taken("8")
 
 
+def test_cases_with_ranks_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [SimpleNamespace(nodeid=f"tests/a/test_long.py::test_one[{kind}-{case}]") for kind in ("plain", "ranks", "stages") for case in range(8)]
+    others = [SimpleNamespace(nodeid=f"tests/a/test_other.py::test_all[{case}]") for case in ("ranks", "stages-2", "whole")]
+    monkeypatch.setattr(sampled, "SHARES", {"tests/a/test_long.py": 2})
+    samples = [[item.nodeid for item in sampled.sample([*cases, *others], str(seed))[0]] for seed in range(60)]
+    for names in samples:
+        assert sum("plain" in name for name in names) == 4 and sum("test_long" in name for name in names) - 4 in (2, 3)
+        assert sum("test_other" in name for name in names) == 3, "only of what is sampled"
+    assert len(set().union(*samples)) == 27, "every case has its turn"
+
+
 def test_a_file_with_a_dear_fixture_is_taken_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled, "WHOLE", {"tests/a/test_part.py": 3})
     counts = [sum("test_part" in name for name in taken(str(seed))) for seed in range(60)]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 
 from tests.sim.scenario import NEVER, Disk, Scenario
 from tests.sim.scenario_draw import as_pinned, draw_weights, retaining, scenario, with_own_bounds
@@ -24,7 +25,7 @@ from vnext.state.events import (
 )
 
 replace = msgspec.structs.replace
-SEEDS = range(602, 618)
+HALVES = (range(602, 610), range(610, 618))
 
 
 def dense(seed: int) -> Scenario:
@@ -80,13 +81,15 @@ def told(seeds: Iterable[int]) -> Counter[str]:
     return found
 
 
-def test_answers_are_right_where_rows_go_back_again_and_again() -> None:
-    found = told(seed for seed in SEEDS if seed % 4)
-    fewest = {"StepRewound": 400, "in a row": 200, "preempted": 5, "drafted": 80, "StepLimitRaised": 200, "EnginePaused": 20, "BlocksPromoted": 10}
+@pytest.mark.parametrize("seeds", HALVES)
+def test_answers_are_right_where_rows_go_back_again_and_again(seeds: range) -> None:
+    found = told(seed for seed in seeds if seed % 4)
+    fewest = {"StepRewound": 200, "in a row": 100, "drafted": 40, "StepLimitRaised": 100, "EnginePaused": 10, "BlocksPromoted": 5}
+    fewest["preempted"] = 5 if seeds == HALVES[0] else 0
     assert all(found[what] >= count for what, count in fewest.items()), found
 
 
 def test_answers_are_right_where_all_wait_again_and_again() -> None:
-    found = told(seed for seed in SEEDS if not seed % 4)
+    found = told(seed for seeds in HALVES for seed in seeds if not seed % 4)
     fewest = {"all wait": 150, "in a row": 50, "preempted": 20, "drafted": 40, "StepLimitRaised": 80, "EnginePaused": 4}
     assert all(found[what] >= count for what, count in fewest.items()) and not found["StepRewound"], found

@@ -79,9 +79,10 @@ def guided_hits(simulation: Simulation) -> int:
     return found
 
 
-def test_both_halves_hold_what_their_tokens_say() -> None:
-    found = told(SEEDS)
-    assert found["preempted"] >= 20 and found["drafted"] >= 20 and found["hits"] >= 50 and found["guided hits"] >= 50, found
+@pytest.mark.parametrize("seeds", [SEEDS[:9], SEEDS[9:]])
+def test_both_halves_hold_what_their_tokens_say(seeds: range) -> None:
+    found = told(seeds)
+    assert found["preempted"] >= 10 and found["drafted"] >= 10 and found["hits"] >= 25 and found["guided hits"] >= 25, found
 
 
 @pytest.mark.parametrize("seed", SEEDS[:6])

@@ -19,6 +19,7 @@ from log_drive import small_config, started
 from tests.replay.log_answers import answer
 from vnext.replay.cli.main import main
 from vnext.replay.console.commands import in_processes
+from vnext.replay.futures import auto
 from vnext.replay.futures.auto import Changes, sought
 from vnext.replay.futures.what_if import serve_line
 from vnext.replay.futures.what_if_score import RunScore
@@ -69,7 +70,8 @@ def test_orders_against_waiting_are_tried_where_first_tokens_are_bounded() -> No
         assert all("policy" in each for each in tried(policy, objective, clients))
 
 
-def test_a_weight_is_found_and_the_file_of_keys_named(tmp_path, capsys) -> None:
+def test_a_weight_is_found_and_the_file_of_keys_named(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(auto, "ROUNDS", 1)  # the first one finds it
     incidents.record(tmp_path, "guest", incidents.guest())
     code, found = answer(capsys, "what-if", tmp_path / "guest", "--auto", "--slo", "ttft=500ms")
     assert code == 1 and "weight:7b96e3145ad8f02c=10" in found["recommended"]

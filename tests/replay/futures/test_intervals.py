@@ -15,7 +15,7 @@ from vnext.replay.futures.what_if_score import RunScore, interval, student
 from vnext.replay.reading.objective import Objective
 from vnext.replay.reading.source import UnusableLog
 
-TRIES = 3_000
+TRIES = 1_500
 
 
 def covered(logs: int, runs_sd: float, sampling_sd: float, draws: int = 8, forget: Sequence[str] = ()) -> float:
