@@ -435,6 +435,8 @@ CASES: dict[str, Case] = {
         {**LATENT, **FINE, **INDEX, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
     "axk1": Case("AXK1ForCausalLM", "AXK1Config", {**LATENT, **FINE, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE}),
+    "axk2": Case("AXK2ForCausalLM", "AXK2Config", {**LATENT, **FINE, **INDEX, "gated_norm_rank": 6, "rope_parameters": MSCALE}),
+    "axk2_grouped": Case("AXK2ForCausalLM", "AXK2Config", {**LATENT, **FINE, **INDEX, "n_group": 4, "topk_group": 2}),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
     "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),
     "longcat": Case(

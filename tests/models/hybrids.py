@@ -117,6 +117,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 24,
         },
     ),
+    "recurrent_gemma": (
+        "RecurrentGemmaForCausalLM",
+        "RecurrentGemmaConfig",
+        {"num_key_value_heads": 1, "attention_window_size": 40, "w_init_variance_scale": 0.1, "tie_word_embeddings": False},
+    ),
     "jamba": (
         "JambaForCausalLM",
         "JambaConfig",
@@ -214,7 +219,7 @@ def save_hybrid(path: Path, name: str) -> torch.nn.Module:
     with torch.no_grad():
         for each, parameter in (*model.named_parameters(), *model.named_buffers()):
             if parameter.dim() == 1 and "inv_freq" not in each:
-                spread = 2.0 if each.endswith(("l.norm.weight", "embedding_norm.weight")) else 0.3
+                spread = 2.0 if each.endswith(("l.norm.weight", "embedding_norm.weight", "final_norm.weight")) else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     model.save_pretrained(path)
     return model

@@ -6,7 +6,7 @@ neighbouring ones and adds them by its lower part of the tree; the collectives a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vnext.kernels.arrays import Array
@@ -44,6 +44,14 @@ def joined_along(x: torch.Tensor) -> torch.Tensor:
         first = first[..., ::2] + first[..., 1::2]
     found: torch.Tensor = first[..., 0]
     return found
+
+
+def largest(gates: torch.Tensor, cutoff: float, ranks: int, sums: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What gates [T, I_local] have above a place, `cutoff` standard deviations of the gates of all ranks above their mean."""
+    count, exact = gates.shape[1] * ranks, gates.float()
+    mean = sums(joined_along(exact)[:, None]) / count
+    variance = sums(joined_along((exact - mean).square())[:, None]) / count
+    return (exact - mean - variance.sqrt() * cutoff).relu_().to(gates.dtype)
 
 
 def shards_of(weight: Any) -> int:

@@ -81,9 +81,9 @@ NEEDS = MappingProxyType(
             AriaText Beam Dbrx DeepseekV4
             Grok1 JetMoe Kolibri1""",
         "attention over a latent cache (MLA)": """
-            AXK2 HYV4""",
+            HYV4""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+            Qwen4Exp Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",

@@ -29,6 +29,7 @@ def parse_latent(raw: Json) -> Latent:
         value=positive(raw, "v_head_dim"),
         query_rank=0 if raw.get("q_lora_rank") is None else positive(raw, "q_lora_rank"),
         index=parse_index(raw) if "index_topk" in raw else None,
+        gate_rank=positive(raw, "gated_norm_rank") if raw.get("gated_norm_rank") else 0,
     )
     if not latent.query_rank and flag(raw, "attention_bias"):
         raise ModelError("attention_bias without q_lora_rank is not supported: queries and rows would need biases apart")

@@ -23,7 +23,9 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
     with its position (multi-head latent attention, arXiv 2405.04434).
 
     A head's query is `plain` numbers and `turning` ones; its value is `value` numbers. `query_rank`: of what queries are made of, 0
-    where they are made of the layer's input. `index`: what chooses keys, None where queries see all.
+    where they are made of the layer's input. `index`: what chooses keys, None where queries see all. `gate_rank`, if it is not 0:
+    norms in front of attention and experts have gates of so many numbers, and queries, which are made of what comes before their
+    norm too, come with gates of their values.
     """
 
     rank: int
@@ -32,6 +34,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
     value: int
     query_rank: int = 0
     index: Index | None = None
+    gate_rank: int = 0
 
     @property
     def width(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, PlainMlp, SparseMlp
+from vnext.models.layers.layers import Attention, GatedMlp, GatedNorm, LayerNorm, Linear, PlainMlp, SparseMlp
 
 JOINED = "gate_up_proj"
 """Gate and up of experts that one tensor holds."""
@@ -49,7 +49,7 @@ class Source(Protocol):
 
     def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[Any, Any]:
         """A tensor [heads * (K + V), in], K and V the sizes, packed head by head and never quantised: [heads, in, K] of its upper
-        rows, turned about, and [heads, V, in] of the others; or two tensors that hold these."""
+        rows, turned about, and [heads, V, in] of the others; or two tensors that hold these. Where V is 0, [heads, K, K]."""
 
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
@@ -93,6 +93,12 @@ def bare_layer_norm(source: Source, name: str) -> LayerNorm:
 def shifted_layer_norm(source: Source, name: str) -> LayerNorm:
     """A layer norm that multiplies by 1 + weight."""
     return LayerNorm(source.wide(name + ".weight") + 1, source.wide(name + ".bias"))
+
+
+def gated_norm(source: Source, name: str) -> GatedNorm:
+    """A norm with a gate, which is never quantised."""
+    inner, outer = (Linear(source.packed((f"{name}.{part}.weight",), exact=True), None) for part in ("W_down", "W_up"))
+    return GatedNorm(rms_norm(source, name + ".norm"), inner, outer)
 
 
 def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:

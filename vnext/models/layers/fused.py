@@ -29,6 +29,7 @@ from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, N
 from vnext.models.layers.recurrent import (
     LIGHTNING_EPS,
     DeltaNet,
+    GatedRecurrence,
     KeyDelta,
     Lightning,
     Mamba,
@@ -146,6 +147,8 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
         return False
     experts = experts_of(layer)
     if experts is not None and not _are_common(experts, activation):
+        return False
+    if isinstance(layer.attention, GatedRecurrence):
         return False
     wide = _wide_of(layer)
     mixing = _products_of_mixing(layer)
@@ -393,8 +396,8 @@ def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
         own |= zip(("step_norm", "key_norm", "query_norm"), layer.norms)
     products: dict[str, Linear | None] = {name: getattr(layer, name, None) for name in ("beside", "steps", "gates")}
     own |= {name: each and each.weight.linear for name, each in products.items()}
+    assert config.recurrent is not None and not isinstance(layer, GatedRecurrence)
     sizes, heads = config.recurrent, len(layer.decay_logs)
-    assert sizes is not None
     return kernel.Recurring(
         RULES[type(layer)],
         **own,

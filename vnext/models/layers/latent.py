@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.kernels.calls import AttentionCall, RotaryWrite, Selection
-from vnext.models.config.layer_kinds import Index
+from vnext.models.config.layer_kinds import Index, Latent
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.assembly import Source, layer_norm, linear
 from vnext.models.layers.heads import part_pairs, turn
@@ -38,8 +38,8 @@ class Indexer(NamedTuple):
 class LatentAttention(NamedTuple):
     """`inner`, what queries are made of, then a token's row [.., rank + turning], is whole but for queries made of the input, by
     heads; `query` is column-parallel, None where there is none. Norms [query_rank] and [rank]. `keys` packed [heads, rank, plain],
-    `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None.
-    `indexer`: None where queries see all, or what the layer before has chosen."""
+    `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None, as
+    where they come with queries. `indexer`: None where queries see all, or what the layer before has chosen."""
 
     inner: Linear
     query: Linear | None
@@ -59,6 +59,16 @@ def index_axes(index: Index, queries: Sized) -> LayoutTable:
         "wk": Layout((Sized(index.dim),), Axis.HIDDEN),
         "indexer.k_norm": Layout((Sized(index.dim),)),
         "weights_proj": Layout((Sized(index.heads),), Axis.HIDDEN),
+    }
+
+
+def gate_axes(latent: Latent, heads: int) -> LayoutTable:
+    """Gates behind norms, whole on every rank, and those of values, with the queries of their head."""
+    both = Sized(heads * (latent.plain + latent.turning + latent.value), is_split=True)
+    return {
+        "q_b_proj": Layout((both,), Sized(2 * latent.query_rank)),
+        "W_down": Layout((Sized(latent.gate_rank),), Axis.HIDDEN),
+        "W_up": Layout((Axis.HIDDEN,), Sized(latent.gate_rank)),
     }
 
 
@@ -85,6 +95,7 @@ def latent_axes(config: ModelConfig) -> LayoutTable:
         "k_b_proj": Layout((Sized(heads * latent.rank, is_split=True),), Sized(latent.plain)),
         "v_b_proj": Layout((Sized(heads * latent.value, is_split=True),), rank),
         "o_proj": Layout((Axis.HIDDEN,), Sized(heads * latent.value, is_split=True)),
+        **(gate_axes(latent, heads) if latent.gate_rank else {}),
     }
 
 
@@ -119,24 +130,36 @@ def assemble_indexer(source: Source, here: str) -> Indexer:
 
 def latent_attention(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's rows, then reads the contexts."""
-    gates = layer.gates and step.operations.linear(x, layer.gates.weight, None)
-    query, selection = written(layer, cache, x, step)
+    query, selection, gates = written(layer, cache, x, step)
+    if layer.gates is not None:
+        gates = step.operations.linear(x, layer.gates.weight, None)
     return attended(layer, cache, query, step, gates, selection)
 
 
-def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, Selection | None]:
-    """Writes the rows of x [T, hidden], and index keys -> (the queries [T, heads, rank + turning], the keys that they see)."""
+def written(
+    layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step
+) -> tuple[torch.Tensor, Selection | None, torch.Tensor | None]:
+    """Writes the rows of x [T, hidden], and index keys -> (the queries [T, heads, rank + turning], the keys that they see, gates
+    [T, heads * value] that come with queries)."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
     joined = chosen.linear(x, layer.inner.weight, layer.inner.bias)
     queries, kept = joined[:, : -latent.width], joined[:, -latent.width :]
-    selection = None
+    selection, gates, size = None, None, latent.plain + latent.turning
     if layer.query is not None:
         inner = chosen.rms_norm(queries, layer.query_norm, EPS)
-        queries = chosen.linear(inner, layer.query.weight, layer.query.bias)
+        given = inner
+        if latent.gate_rank:
+            given = inner.new_empty((len(inner), 2 * latent.query_rank))
+            given[:, : latent.query_rank], given[:, latent.query_rank :] = inner, queries
+        queries = chosen.linear(given, layer.query.weight, layer.query.bias)
         selection = selected(layer.indexer, cache, x, inner, step) if latent.index else None
-    query = placed(queries.unflatten(1, (-1, latent.plain + latent.turning)), kept, layer, step)
-    return chosen.rotary_kv_write(query, RotaryWrite(None, None, EPS, None, None, *rows_of(cache, step), step.slots)), selection
+    by_head = queries.unflatten(1, (-1, size + latent.value if latent.gate_rank else size))
+    if latent.gate_rank:
+        gates = by_head[:, :, size:].flatten(1)
+    query = placed(by_head[:, :, :size], kept, layer, step)
+    write = RotaryWrite(None, None, EPS, None, None, *rows_of(cache, step), step.slots)
+    return chosen.rotary_kv_write(query, write), selection, gates
 
 
 def rows_of(cache: LayerCache, step: Step) -> LayerCache:
@@ -172,14 +195,16 @@ def attended(
     layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step, gates: torch.Tensor | None = None,
     selection: Selection | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """What queries [T, heads, rank + turning] see in their contexts, or of them -> [T, hidden]. `gates` [T, heads] or None."""
+    """What queries [T, heads, rank + turning] see in their contexts, or of them -> [T, hidden]. `gates` [T, heads], or
+    [T, heads * value], or None."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
     call = AttentionCall(*rows_of(cache, step), step.metadata, step.scale, step.window, selection=selection)
     seen = chosen.paged_attention(query, call)
     found = chosen.head_products(seen[:, :, : latent.rank], layer.values)
     if gates is not None:
-        found = chosen.gate_by(found.flatten(0, 1), gates.reshape(-1, 1)).view_as(found)
+        each = gates.reshape(found.shape[0] * found.shape[1], -1)
+        found = chosen.gate_by(found.flatten(0, 1), each).view_as(found)
     return row(found.flatten(1), layer.output, step)
 
 

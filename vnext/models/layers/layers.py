@@ -1,8 +1,7 @@
 """Layers: the parts that families are put together from, as pure functions over NamedTuples of tensors.
 
-Each is a handful of calls of the operations table and of the group's collectives. They know no ranks, no requests and
-no files. In a layer all writes to the cache precede the attention's reads, since rows of one step may share a block
-that this very step fills.
+Each is a handful of calls of the operations table and of the group's collectives. They know no ranks, no requests and no files. In
+a layer all writes to the cache precede the attention's reads, since rows of one step may share a block that this very step fills.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, as_tensor
 from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, RotaryWrite, Selection, StateRows
-from vnext.kernels.shards import joined_along
+from vnext.kernels.shards import joined_along, largest
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.both_sides import by_token, mutual, near
@@ -67,7 +66,15 @@ class LayerNorm(NamedTuple):
     bias: Array
 
 
-Norm = Array | LayerNorm
+class GatedNorm(NamedTuple):
+    """An rms_norm, times the sigmoid of what `wide` makes of the silu of what `narrow` makes of it."""
+
+    weight: Array
+    narrow: Linear
+    wide: Linear
+
+
+Norm = Array | LayerNorm | GatedNorm
 """Of a layer's or a model's states; an array is the weight of an rms_norm."""
 
 
@@ -316,12 +323,16 @@ def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
     if norm is None:
         return x
     chosen, eps = step.operations, step.config.rms_norm_eps
+    if isinstance(norm, GatedNorm):
+        normed = chosen.rms_norm(x, norm.weight, eps)
+        inner = chosen.linear(normed, *norm.narrow)
+        return chosen.gate_by(normed, chosen.linear(chosen.gate_by(inner, inner), *norm.wide))
     return chosen.layer_norm(x, *norm, eps) if isinstance(norm, LayerNorm) else chosen.rms_norm(x, norm, eps)
 
 
 def add_and_norm(added: torch.Tensor, residual: torch.Tensor, norm: Norm | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
     """(the norm of the sum of both [T, hidden], the sum)."""
-    if norm is not None and not isinstance(norm, LayerNorm):
+    if norm is not None and not isinstance(norm, LayerNorm | GatedNorm):
         return step.operations.add_rms_norm(added, residual, norm, step.config.rms_norm_eps)
     total = residual + added
     return norm_of(total, norm, step), total
@@ -339,17 +350,10 @@ def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """down(activation(gate(x)) * up(x)) of x [T, hidden]."""
     if layer.cutoff is not None:
         gates, ups = step.operations.linear(x, layer.gate_up.weight, None).chunk(2, dim=1)
-        return row(step.operations.activate(largest(gates, layer.cutoff, step), None, None, "gelu_tanh") * ups, layer.down, step)
+        kept = largest(gates, layer.cutoff, step.parallel.world_size, step.parallel.all_reduce)
+        return row(step.operations.activate(kept, None, None, "gelu_tanh") * ups, layer.down, step)
     widened = step.operations.gated_linear(x, layer.gate_up.weight, layer.gate_up.bias, step.config.activation)
     return row(widened, layer.down, step)
-
-
-def largest(gates: torch.Tensor, cutoff: float, step: Step) -> torch.Tensor:
-    """What gates [T, I_local] have above a place, `cutoff` standard deviations of the gates of all ranks above their mean."""
-    sums, count, exact = step.parallel.all_reduce, gates.shape[1] * step.parallel.world_size, gates.float()
-    mean = sums(joined_along(exact)[:, None]) / count
-    variance = sums(joined_along((exact - mean).square())[:, None]) / count
-    return (exact - mean - variance.sqrt() * cutoff).relu_().to(gates.dtype)
 
 
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tensor | None = None) -> torch.Tensor:

@@ -75,7 +75,7 @@ def mix_sampled(layer: LayerParams, kv: KvCache, batch: HeadBatch, x: torch.Tens
     gates = selection = None
     if isinstance(own, LatentAttention):
         gates = own.gates and step.operations.linear(x, own.gates.weight, None)
-        query, selection = latent_written(own, cache, x, step)
+        query, selection, _ = latent_written(own, cache, x, step)
     else:
         assert isinstance(own, Attention)
         qkv, own, gates, step = projected(own, cache, x, step)

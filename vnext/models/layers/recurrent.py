@@ -115,8 +115,24 @@ class KeyDelta(NamedTuple):
     output: Linear
 
 
-Recurring = ShortConvolution | DeltaNet | Mamba | Selective | Lightning | KeyDelta
+class GatedRecurrence(NamedTuple):
+    """A gated linear recurrence, RG-LRU (arXiv 2402.19427). `inner` is column-parallel: values, gates behind; weight [channels, W]
+    and bias [channels] of the convolution. `gates` packed [heads, V, V], of inputs and of decays, with biases float32 [heads, V];
+    rates float32 [channels], before softplus. `output` is row-parallel."""
+
+    inner: Linear
+    weight: Array
+    bias: Array
+    gates: tuple[Any, ...]
+    gate_biases: tuple[Array, ...]
+    rates: Array
+    output: Linear
+
+
+Recurring = ShortConvolution | DeltaNet | Mamba | Selective | Lightning | KeyDelta | GatedRecurrence
 """What a layer has in the place of attention."""
+LEAST, RATE = 1e-20, 8.0
+"""Of an RG-LRU: the least step, by which inputs are divided, and what multiplies rates."""
 LIGHTNING_EPS = 1e-6
 """Of the norm over all heads, whatever rms_norm_eps is."""
 
@@ -227,6 +243,8 @@ def recurrent(layer: Recurring, pools: tuple[Array, ...], x: torch.Tensor, step:
         return lightning(layer, pools, x, step)
     if isinstance(layer, KeyDelta):
         return key_delta(layer, pools, x, step)
+    if isinstance(layer, GatedRecurrence):
+        return gated_recurrence(layer, pools, x, step)
     return mamba(layer, pools, x, step) if isinstance(layer, Mamba) else short_convolution(layer, pools, x, step)
 
 
@@ -351,6 +369,42 @@ def lightning(layer: Lightning, pools: tuple[Array, ...], x: torch.Tensor, step:
     squares = step.parallel.all_reduce(sum_of_heads(mixed.square(), sizes.value_dim)[:, None])
     normed = (mixed * (squares / sizes.values + LIGHTNING_EPS).rsqrt() * layer.norm).to(x.dtype)
     return row(chosen.gate_by(normed, inner[:, 3 * width :]), layer.output, step)
+
+
+def gated_recurrence(layer: GatedRecurrence, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through an RG-LRU. A channel's state decays by exp(-rate * r) and takes sqrt(1 - that squared) of its input,
+    all of a request's first one; r, a sigmoid, is a step, so that inputs are divided by it and the step's softplus is undone."""
+    chosen, (convolved, states), sizes, rows = step.operations, pools, step.config.recurrent, step.rows
+    assert rows is not None and sizes is not None
+    inner, channels = chosen.linear(x, *layer.inner), len(layer.weight)
+    values = chosen.short_convolution(inner[:, :channels], ConvolutionCall(layer.weight, layer.bias, convolved, rows))
+    by_head = values.unflatten(1, (-1, sizes.value_dim))
+    taken, paced = (
+        (chosen.head_products(by_head, gate).float() + bias).neg_().exp_().add_(1.0).reciprocal_().flatten(1)
+        for gate, bias in zip(layer.gates, layer.gate_biases)
+    )
+    paced = paced.clamp_(min=LEAST)
+    rates = as_tensor(layer.rates).exp().log1p() * RATE
+    counts, firsts = rows.starts.diff(), paced.new_zeros(len(x) + 1)
+    firsts.index_add_(0, rows.starts[:-1].long(), (rows.fresh & (counts > 0)).float())
+    shares = (1.0 - (paced * rates * -2.0).exp_()).clamp_(min=0.0).sqrt_()
+    shares = shares.where(firsts[: len(x), None] == 0, 1.0)
+    given = (values * taken.to(x.dtype) * shares.to(x.dtype)).float() / paced
+    call = RecurrenceCall(
+        steps=paced.expm1().log_(),
+        strengths=None,
+        gates=None,
+        decay_logs=rates.log().view(-1, 1, sizes.value_dim),
+        step_bias=paced.new_zeros(channels),
+        norm=None,
+        skips=None,
+        eps=step.config.rms_norm_eps,
+        key_heads=1,
+        pool=states,
+        rows=rows,
+    )
+    mixed = chosen.recur(_beside([given, given.new_ones((len(x), 2))]), call).to(x.dtype)
+    return row(mixed * chosen.activate(inner[:, channels:], None, None, "gelu_tanh"), layer.output, step)
 
 
 def _beside(parts: list[torch.Tensor]) -> torch.Tensor:

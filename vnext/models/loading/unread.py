@@ -59,7 +59,7 @@ HARMLESS = frozenset(
     chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual
     time_step_floor time_step_init_scheme time_step_max time_step_min time_step_rank use_mamba_kernels
     initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
-    aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
+    aux_loss_alpha embedding_initializer_range ep_size final_w_init_variance_scale w_init_variance_scale qk_head_dim seq_aux
     apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
     mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob median_filter_width
     d_inner d_model fused_add_norm n_layer ssm_cfg time_step_scale

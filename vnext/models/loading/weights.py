@@ -214,8 +214,11 @@ class Loader:
         return self._kept.take(packed._replace(first=own.start) if isinstance(packed, PackedExperts) else packed)
 
     def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[Any, Any]:
-        """This rank's heads of a tensor [heads * (K + V), in], or of two: [heads, in, K] and [heads, V, in], packed."""
+        """This rank's heads of a tensor [heads * (K + V), in], or of two: [heads, in, K] and [heads, V, in], packed; of a tensor
+        [heads, K, K] the first, turned about."""
         upper, *apart = (self._array((name,), self.dtype) for name in names)
+        if not sizes[1]:
+            return self._kept.take(self._packed_heads(upper.reshape(-1, sizes[0], sizes[0]).swapaxes(1, 2))), None
         if apart:
             keys, values = upper.reshape(-1, apart[0].shape[1], sizes[0]), apart[0].reshape(-1, sizes[1], apart[0].shape[1])
         else:

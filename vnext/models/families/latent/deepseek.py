@@ -16,11 +16,11 @@ from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import scaling_of
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, rms_norm
+from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, gated_norm, rms_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.latent import LatentAttention, assemble_attention, latent_axes
-from vnext.models.layers.layers import GatedMlp, SparseMlp
+from vnext.models.layers.layers import GatedMlp, Norm, SparseMlp
 from vnext.models.layers.mtp_layer import MtpParams, combine_mtp, forward_mtp
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import Axis, Layout, LayoutTable
@@ -28,7 +28,7 @@ from vnext.models.layers.sharding import Axis, Layout, LayoutTable
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse"]
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
-MISTRAL, MINICPM, AX = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM", "AXK1ForCausalLM"
+MISTRAL, MINICPM, AX, AX_2 = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM", "AXK1ForCausalLM", "AXK2ForCausalLM"
 SPARSE, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
 AFTER = "post_mlp_layernorm"
 COUNT = "num_nextn_predict_layers"
@@ -76,6 +76,11 @@ DEFAULTS: Mapping[str, Json] = MappingProxyType(
             "dim_model_base": 256,
         },
         AX: {**USUAL, "n_routed_experts": 192, "first_k_dense_replace": 1, "max_position_embeddings": 32768},
+        AX_2: {
+            **USUAL, **INDEX, "kv_lora_rank": 128, "q_lora_rank": 384, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+            "v_head_dim": 64, "n_routed_experts": 128, "moe_intermediate_size": 512, "n_group": None, "topk_group": None,
+            "first_k_dense_replace": 1, "index_n_heads": 16, "gated_norm_rank": 16, "max_position_embeddings": 131072,
+        },
         YOUTU: {**SIZES, "tie_word_embeddings": True, "max_position_embeddings": 131072},
     }
 )  # fmt: skip
@@ -97,7 +102,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         output_bias=flag(raw, "attention_bias"),
         query_growth=growth_of(raw) if architecture == MISTRAL else None,
     )
-    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU, AX) else raw.get(COUNT, int(architecture in (THIRD, SPARSE, GLM)))
+    has_none = architecture in (SECOND, MISTRAL, YOUTU, AX, AX_2)
+    drafting = 0 if has_none else raw.get(COUNT, int(architecture in (THIRD, SPARSE, GLM)))
     own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
     return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
 
@@ -122,7 +128,7 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     refuse(raw, "moe_layer_freq", unless=(1,))
     refuse(raw, "scoring_func", unless=("softmax" if by_softmax else "sigmoid",))
     refuse(raw, "topk_method", unless=("greedy", GROUPED) if is_second else ("noaux_tc",))
-    if architecture in (FLASH, SPARSE, GLM, AX):
+    if architecture in (FLASH, SPARSE, GLM, AX, AX_2):
         dense = dense_kinds(raw, 1 if architecture == FLASH else raw["first_k_dense_replace"])
     else:
         dense = first_layers(raw, "first_k_dense_replace")
@@ -148,13 +154,19 @@ def growth_of(raw: Json) -> tuple[float, int, int] | None:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters. Layers of A.X K1 with experts have a norm behind these."""
-    experts = config.experts if config.architecture == AX else None
+    """The parameters. Layers of A.X K1 with experts have a norm behind these; norms of A.X K2 but for those of dense MLPs and the
+    last one have gates."""
+    dense = range(config.layer_count) if config.experts is None else config.experts.dense_layers
 
     def names(index: int) -> Names:
-        return Names(after_mlp_norm=AFTER if experts and index not in experts.dense_layers else "")
+        return Names(after_mlp_norm=AFTER if config.architecture == AX and index not in dense else "")
 
-    return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index), names)
+    plain = {"model.norm", *(f"model.layers.{index}.post_attention_layernorm" for index in dense)}
+
+    def norm(source: Source, name: str) -> Norm:
+        return gated_norm(source, name) if config.architecture == AX_2 and name not in plain else rms_norm(source, name)
+
+    return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index), names, norm)
 
 
 def parts_of(source: Source, config: ModelConfig, prefix: str, index: int) -> tuple[LatentAttention, GatedMlp | SparseMlp]:
