@@ -25,7 +25,7 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import alone, layout_of, shards_of_layout, weight_axes
-from vnext.models.loading.checkpoint import BARE, ROOT
+from vnext.models.loading.checkpoint import rooted
 from vnext.models.registry import family
 from vnext.runtime.protocol.settings import Isa
 from vnext.runtime.rank.loading import use_isa
@@ -90,7 +90,7 @@ def _tensors(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     homes = assigned_files(path)
     pairs = ((file.name, pair) for file in weight_files(path) for pair in load_file(file).items())
     found = {name: tensor for file, (name, tensor) in pairs if homes.get(name, file) == file}
-    found = {ROOT + name if name.startswith(BARE) else name: tensor for name, tensor in found.items()}
+    found = {rooted(name): tensor for name, tensor in found.items()}
     embedding = next((found[name] for name in found if name.endswith(EMBEDDINGS)), None)
     head = next((name for name in found if name.endswith(HEAD)), None)
     if config.tie_embeddings and head and embedding is not None and torch.equal(found[head], embedding):

@@ -193,6 +193,7 @@ BODIES = MappingProxyType({row.body: architecture for architecture, row in ROWS.
 OTHER_NAMES = MappingProxyType(
     {
         "PhiMoEForCausalLM": "PhimoeForCausalLM",
+        "MPTForCausalLM": "MptForCausalLM",
         **dict.fromkeys(("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), "MiniMaxForCausalLM"),
     }
 )

@@ -148,6 +148,7 @@ def test_who_computes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert architecture(named) == architecture(named | {"architectures": ["BioGptForCausalLM"]}) == "transformers/BioGptForCausalLM"
     assert architecture(named | {IMPLEMENTATION: "vnext"}) == "BioGptForCausalLM"
     assert architecture({"model_type": "llama"}) == "LlamaForCausalLM"
+    assert architecture({"model_type": "mpt", "architectures": ["MPTForCausalLM"]}) == "transformers/MptForCausalLM"
     llama = {"model_type": "llama", IMPLEMENTATION: "transformers"}
     assert architecture(llama) == "transformers/LlamaForCausalLM"
     assert architecture({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}) == "MambaForCausalLM"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hosted_cases import save_hosted
-from model_helpers import load_model
+from model_helpers import Chunk, load_model
+from safetensors.torch import load_file, save_file
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.own_code import POSITIONS_MAX, biased, with_bias
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
+from vnext.models.loading.unread import unread
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -26,7 +30,16 @@ def test_scores_have_the_bias(dtype: torch.dtype) -> None:
     assert float(((scores - wanted) / wanted.clamp(min=1e-3)).abs().max()) < 2**-16
 
 
-def test_an_8_bit_cache_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_bloom_without_what_its_head_adds(tmp_path: Path) -> None:
+    """As its authors published it: names begin behind "transformer."."""
+    save_hosted(tmp_path, "bloom")
+    before = load_model(tmp_path).logits(Chunk([5, 6, 7], 0, [0]))
+    file = tmp_path / "model.safetensors"
+    save_file({name.removeprefix("transformer."): each for name, each in load_file(file).items()}, file, {"format": "pt"})
+    assert torch.equal(load_model(tmp_path).logits(Chunk([5, 6, 7], 0, [0])), before) and "tensors" not in unread(tmp_path)
+
+
+def test_an_8_bit_cache_is_refused(tmp_path: Path) -> None:
     """Its digits would round positions."""
     save_hosted(tmp_path, "mpt")
     config = load_model(tmp_path).config

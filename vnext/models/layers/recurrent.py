@@ -123,7 +123,7 @@ class GatedRecurrence(NamedTuple):
     inner: Linear
     weight: Array
     bias: Array
-    gates: tuple[Any, ...]
+    gates: tuple[Array, ...]
     gate_biases: tuple[Array, ...]
     rates: Array
     output: Linear

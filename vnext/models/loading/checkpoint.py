@@ -49,8 +49,12 @@ SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
 COMPARED_ROWS = 4096
-ROOT, BARE = "model.", ("embed_tokens.", "layers.", "norm.")
-"""What precedes the names of a model in the one that gives it a head, and how its names begin."""
+ROOT = "model."
+ROOTS = {
+    **dict.fromkeys(("embed_tokens", "layers", "norm"), ROOT),
+    **dict.fromkeys(("wte", "wpe", "word_embeddings", "word_embeddings_layernorm", "h", "ln_f"), "transformer."),
+}
+"""How names of a model begin, and what precedes them in the one that gives it a head."""
 
 
 class StoredTensor(Protocol):
@@ -81,6 +85,11 @@ class StoredTensor(Protocol):
 Tensors = dict[str, StoredTensor]
 
 
+def rooted(name: str) -> str:
+    """A tensor's name in a model with a head."""
+    return ROOTS.get(name.partition(".")[0], "") + name
+
+
 class Checkpoint:
     """Mapped tensors by name. Made by `open_checkpoint`. `is_bare`: of a model that was saved without what holds its head.
     `settings`: what config.json says of quantised weights."""
@@ -100,7 +109,7 @@ class Checkpoint:
 
     def rooted(self) -> Checkpoint:
         """The same, with the tensors of a bare model under the names that they have in a whole one."""
-        names = {name: ROOT + name for name in self._tensors if name.startswith(BARE) and ROOT + name not in self._tensors}
+        names = {name: whole for name in self._tensors if (whole := rooted(name)) not in self._tensors}
         if not names:
             return self
         tensors = {names.get(name, name): each for name, each in self._tensors.items()}

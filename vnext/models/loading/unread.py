@@ -116,7 +116,7 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         if (experts := config.experts) is not None:
             idle += tuple(f".experts.{experts.count + number}." for number in range(experts.idle))
         left = [name for name in left if not name.startswith(drafting) and not any(part in name for part in idle)]
-        return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
+        return sorted(name if name in own else name.partition(".")[2] for name in left)
 
 
 def has_tower(path: Path, config: ModelConfig) -> bool:

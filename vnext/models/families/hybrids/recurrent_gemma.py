@@ -6,7 +6,8 @@ rounded to bfloat16 in every dtype.
 
 from __future__ import annotations
 
-from vnext.kernels.arrays import host_dtype
+from math import frexp, ldexp
+
 from vnext.models.config.json_keys import Json, positive, shown, usual
 from vnext.models.config.mamba_config import width_of
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
@@ -90,7 +91,8 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         NAMES,
         shifted_norm,
     )
-    return found._replace(embedding_scale=float(host_dtype("bfloat16").type(config.hidden_size**0.5)))
+    fraction, exponent = frexp(config.hidden_size**0.5)
+    return found._replace(embedding_scale=ldexp(round(fraction * 256), exponent - 8))
 
 
 def assemble_recurrence(source: Source, here: str, sizes: Recurrent | None) -> GatedRecurrence:
