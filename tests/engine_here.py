@@ -1,4 +1,4 @@
-"""An engine core as a thread of the tests' process: the core's own program without the process around it.
+"""An engine core as a thread of the tests' process, the core's own program without the process around it; packages for engines to find.
 
 For tests that compare what many engines answer. A process a test would mostly load torch; that an engine works in its
 processes is asked elsewhere (tests/e2e).
@@ -6,10 +6,12 @@ processes is asked elsewhere (tests/e2e).
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,6 +98,19 @@ def llm_here(model: object, **settings: Any) -> Iterator[LLM]:
     """An LLM whose engine is a thread of this process, and computes in one of its threads."""
     with engines_here(), LLM(str(model), **{"executor": "inproc", "threads": 1} | settings) as llm:
         yield llm
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, points: Mapping[str, str], modules: Mapping[str, str]) -> None:
+    """Install a package of the modules, by their sources, with entry points of a group, by their values: this process finds it, and so
+    do those that it starts."""
+    info = folder / "own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()))
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(folder))
 
 
 def _use_own_level() -> None:

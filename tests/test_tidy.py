@@ -54,7 +54,7 @@ ARROWS = {
     "kernels/cpu": {"kernels/*", "kernels/formats", "base"},
     "kernels/cuda": {"kernels/*", "kernels/formats", "base"},
     "kernels/formats": {"kernels/*"},
-    "models": set(),
+    "models": {"base"},
     "models/gguf": {"models/*", "base"},
     "models/config": {"models/*", "models/gguf", "kernels/calls", "base"},
     "models/layers": {"models/*", "models/config", "kernels"},
@@ -62,7 +62,7 @@ ARROWS = {
         "models/*", "models/config", "models/gguf", "models/layers", "models/loading/sources", "kernels", "base",
     },
     "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
-    "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
+    "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*", "base"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/families/experts", "models/layers", "kernels/calls"},
@@ -273,7 +273,7 @@ LATE_IMPORTS = {
     "vnext/runtime/rank/together.py": (2, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
-    "vnext/models/outside.py": (1, "packages' metadata take 11 ms, and a family of ours needs none"),
+    "vnext/base/installed.py": (1, "packages' metadata take 11 ms, and a family of ours needs none"),
     "vnext/models/gguf/folder.py": (3, "what describes a file is written once"),
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),
     "vnext/options/parser.py": (1, "YAML, where a file of options is given"),

@@ -66,7 +66,7 @@ def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
     batch = with_aux(batch, range(count + 1), model.config.hidden_size)
     model.family.forward(model.params, model.kv, batch, model.config, model.parallel)
     assert batch.aux is not None and count > 1
-    each = count // (len(expected.hidden_states) - 1)  # so many layers are one of LongCat's authors
+    each = count // (len(expected.hidden_states) - 1)  # LongCat's authors count two of our layers as one
     for layer in range(0, count, each):
         assert relative_error(batch.aux.states[:, layer], expected.hidden_states[layer // each][0]) < ERROR_MAX
     (norm,) = (part for part_name, part in body.named_children() if part_name in ("norm", "ln_f", "final_layer_norm"))

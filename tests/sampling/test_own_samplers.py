@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 import torch
-from engine_here import engines_here
+from engine_here import engines_here, installed
 
 from vnext import LLM, SamplingParams
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused
@@ -35,13 +34,8 @@ VOCABULARY = 150
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that offers both functions."""
-    info = tmp_path / "own_samplers-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-samplers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[vnext.samplers]\ngumbel = own_samplers:gumbel\ncrowd = own_samplers:crowd\n")
-    (tmp_path / "own_samplers.py").write_text(OWN)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    points = {name: f"own_samplers:{name}" for name in ("gumbel", "crowd")}
+    installed(tmp_path, monkeypatch, outside.GROUP, points, {"own_samplers": OWN})
 
 
 def answers(**settings: object) -> list[list[int]]:
@@ -117,6 +111,6 @@ def test_a_sampler_that_is_not_pure_is_refused(why: str) -> None:
 
 
 def test_a_sampler_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "entry_points", lambda group: EntryPoints([EntryPoint("own", "no.such:thing", group)]))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints([EntryPoint("own", "no.such:thing", group)]))
     with pytest.raises(SamplerError, match="^the sampler own cannot be imported .ModuleNotFoundError"):
         own_sampler("own", VOCABULARY)

@@ -98,7 +98,7 @@ class TheirForm:
 
 
 def _processor_in(folder: Path) -> ProcessorMixin:
-    """The processor of the model in a folder, without what it has for videos."""
+    """The processor of the model in a folder, but not its part for videos."""
     names = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
     kind = getattr(transformers, names[json.loads((folder / "config.json").read_text())["model_type"]])
     parts = {

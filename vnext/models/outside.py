@@ -12,7 +12,9 @@ from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import cast
 
+from vnext.base.installed import InstalledError, NotOffered, load_entry
 from vnext.models.errors import ModelError
 
 GROUP = "vnext.families"
@@ -38,7 +40,7 @@ def use_file(file: Path) -> None:
     _from_files.update(dict.fromkeys(getattr(module, NAMES), module))
 
 
-def require_fields(module: ModuleType, what: str, fields: tuple[str, ...] = FIELDS) -> None:
+def require_fields(module: object, what: str, fields: tuple[str, ...] = FIELDS) -> None:
     """Raise ModelError for a module that lacks one of the names of a family."""
     if lacking := [name for name in fields if not hasattr(module, name)]:
         raise ModelError(f"{what} defines no {lacking[0]}: a family has {', '.join(fields)}")
@@ -52,17 +54,14 @@ def from_file(architecture: str) -> ModuleType | None:
 @cache
 def from_package(architecture: str) -> ModuleType | None:
     """The family that an installed package has for an architecture. Raises ModelError."""
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=GROUP, name=architecture):
-        what = f"the family {point.value} of {point.dist.name if point.dist else 'a package'}"
-        try:
-            module: ModuleType = point.load()
-        except Exception as error:  # a package's code may raise anything
-            raise ModelError(f"{what} cannot be imported ({type(error).__name__}: {error})") from error
-        require_fields(module, what)
-        return module
-    return None
+    try:
+        module = load_entry(GROUP, architecture, "family")
+    except NotOffered:
+        return None
+    except InstalledError as error:
+        raise ModelError(str(error)) from error
+    require_fields(module, f"the family {architecture} of an installed package")
+    return cast(ModuleType, module)
 
 
 # ---- architectures that no family here computes ------------------------------------------------------------------

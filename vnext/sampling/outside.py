@@ -7,11 +7,11 @@ user's own code: neither a request nor a log can bring one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
+from vnext.base.installed import InstalledError, load_entry
 from vnext.kernels.random import step_words
 from vnext.kernels.random_numpy import Domain
 from vnext.sampling.inputs import SamplingInputs
@@ -78,16 +78,12 @@ def rows_of(inputs: SamplingInputs) -> Rows:
 
 def own_sampler(name: str, vocab_size: int) -> OwnSampler:
     """The sampler that an installed package has under this name, after its trial. Raises SamplerError."""
-    points = entry_points(group=GROUP)
-    for point in points.select(name=name):
-        try:
-            found = OwnSampler(name, point.load())
-        except Exception as error:  # a package's code may raise anything
-            raise SamplerError(f"the sampler {name} cannot be imported ({type(error).__name__}: {error})") from error
-        require_pure(found, vocab_size)
-        return found
-    known = ", ".join(sorted({point.name for point in points})) or "none"
-    raise SamplerError(f"no installed package offers a sampler {name!r} as an entry point of {GROUP}; there are: {known}")
+    try:
+        found = OwnSampler(name, cast(Function, load_entry(GROUP, name, "sampler")))
+    except InstalledError as error:
+        raise SamplerError(str(error)) from error
+    require_pure(found, vocab_size)
+    return found
 
 
 def require_pure(sampler: OwnSampler, vocab_size: int) -> None:

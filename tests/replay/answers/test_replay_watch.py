@@ -163,7 +163,7 @@ def test_a_log_whose_engine_was_killed_says_that_nobody_has_it_open(tmp_path, ca
         tail, Watcher(tail.log), 30.0, False, lambda watcher, quiet_s: told.append(quiet_s) or len(told) < 4,
         now=lambda: float(next(clock)), sleep=lambda seconds: None,
     )  # fmt: skip
-    assert told == sorted(told) and told[-1] > 10, "it goes on for as long as it is asked to"
+    assert told == sorted(told) and told[-1] > 10, "it follows the log until it is told to stop"
     assert main(["watch", str(logs), "--live"]) == 0
     assert "no engine of this machine has this log open" in capsys.readouterr().out
 

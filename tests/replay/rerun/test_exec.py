@@ -58,14 +58,14 @@ def second(logits, rows):
 
 def test_a_sampler_from_outside_chooses_again(checkpoint, tmp_path, answer, monkeypatch, capsys):
     points = EntryPoints([EntryPoint("second", "test_exec:second", outside.GROUP)])
-    monkeypatch.setattr(outside, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     log = record(checkpoint, tmp_path / "own", requests=6, settings={"sampler": "second"})
     for extra in ((), ("--solo",)):
         code, found = answer("exec", log, *extra)
         assert (code, found["same"]) == (0, True) and found["tokens"] > 20
-    monkeypatch.setattr(outside, "entry_points", lambda group: EntryPoints())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints())
     assert main(["exec", str(log)]) == 2
-    assert "chose tokens by a sampler from outside, and no installed package offers a sampler 'second'" in capsys.readouterr().err
+    assert "chose tokens by a sampler from outside, and no installed package offers the sampler 'second'" in capsys.readouterr().err
 
 
 def test_a_model_that_turns_otherwise_for_long_requests_does_so_again(tmp_path, answer):

@@ -43,9 +43,9 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
     `dense_layers`: indices of layers without any. `shared_size`: of an MLP that every token goes through beside them; 0 for none.
     `input_size`: of what they read, 0 for that of the stream. `scales_inputs`: a share multiplies what the one expert of a token
-    reads, not what it gives. `whole_group`: the number of neighbouring inputs of `down` that share
-    a scale; no shard divides them. `idle`: so many more follow that give what they get. With `ahead` they read what the MLP of
-    their layer reads, which has them beside it, and what they give is added behind the next one.
+    reads, not what it gives. `whole_group`: the number of neighbouring inputs of `down` that share a scale; no shard divides
+    them. `idle`: the number of experts behind these that return their input. With `ahead` they read what the MLP of their layer
+    reads, which has them beside it, and what they give is added behind the next one.
     """
 
     count: int

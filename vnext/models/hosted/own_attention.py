@@ -7,12 +7,13 @@ on its own row alone, however that was cut. They run as the user's own code: nei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from vnext.base.installed import InstalledError, load_entry
 from vnext.kernels import paged_attention as plain
 from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.table import Operations
@@ -81,17 +82,15 @@ def heads_of(config: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> Hea
 
 def own_attention(name: str, heads: Heads, device: str = "cpu") -> OwnAttention:
     """The attention that an installed package has under this name, after its trial. Raises AttentionError."""
-    points = entry_points(group=GROUP)
-    for point in points.select(name=name):
-        try:
-            value = point.load()
-            found = OwnAttention(name, value.attention_metadata, value.paged_attention)
-        except Exception as error:  # a package's code may raise anything
-            raise AttentionError(f"the attention {name} cannot be imported ({type(error).__name__}: {error})") from error
-        require_same(found, heads, device)
-        return found
-    known = ", ".join(sorted({point.name for point in points})) or "none"
-    raise AttentionError(f"no installed package offers attention {name!r} as an entry point of {GROUP}; there are: {known}")
+    try:
+        functions = attrgetter("attention_metadata", "paged_attention")(load_entry(GROUP, name, "attention"))
+    except InstalledError as error:
+        raise AttentionError(str(error)) from error
+    except AttributeError as error:
+        raise AttentionError(f"the attention {name} lacks a function: {error}") from error
+    found = OwnAttention(name, *functions)
+    require_same(found, heads, device)
+    return found
 
 
 def require_same(own: OwnAttention, heads: Heads, device: str = "cpu") -> None:

@@ -101,22 +101,22 @@ class ByParts:
         forward = self._adapted if batch.adapters else self._family.forward
         assert forward is not None, "who computes with adapters has slots"
         hidden: torch.Tensor
-        with self._own_attention(), self._watched():
+        with self._operations():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
             for each in again:
                 forward(self._params, kv, each, self._config, self._parallel)
         return hidden
 
-    def _own_attention(self) -> AbstractContextManager[None]:
-        own = self.own.attention
-        return substituted(own.among(operations("cpu"))) if own else nullcontext()
-
-    def _watched(self) -> AbstractContextManager[None]:
-        """The operations that note where tokens go, where someone wants to know what no kernel counts."""
-        chosen = self._routed.watched() if self._routed else None
+    def _operations(self) -> AbstractContextManager[None]:
+        """Operations with attention from outside, which note where tokens go if someone wants to know what no kernel counts."""
+        chosen = usual = operations("cpu")
+        if self.own.attention is not None:
+            chosen = self.own.attention.among(chosen)
+        if self._routed is not None:
+            chosen = self._routed.watched(chosen)
         if self.load is not None and self._params.stack is None:
-            chosen = self.load.watched(chosen or operations("cpu"))
-        return substituted(chosen) if chosen else nullcontext()
+            chosen = self.load.watched(chosen)
+        return nullcontext() if chosen is usual else substituted(chosen)
 
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:

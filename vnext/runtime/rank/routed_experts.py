@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.calls import Router
-from vnext.kernels.table import Operations, operations
+from vnext.kernels.table import Operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.runtime.protocol.messages import PromptResult
@@ -49,9 +49,8 @@ class RoutedExperts:
         """Allocate memory for the slots."""
         self._ids, self._block_size = np.zeros((page_count * block_size, *self.shape), IDS), block_size
 
-    def watched(self) -> Operations:
-        """The operations in use, of which `route` notes the ids. For one forward."""
-        chosen = operations("cpu")
+    def watched(self, chosen: Operations) -> Operations:
+        """These operations, of which `route` notes the ids. For one forward."""
         self._layers.clear()
 
         def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
