@@ -19,7 +19,7 @@ from rich.console import Console
 
 from vnext.replay.answers.cache_curve import CacheCurve, Curve, print_curve
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer, top_of
+from vnext.replay.console.commands import print_answer, top_of
 from vnext.replay.reading.folding import Broken, Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import Clock, timestamps_of
@@ -232,7 +232,6 @@ def cache_use(log: Log, top: int, ttls_s: Sequence[int] = (), curve: CacheCurve 
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `cache` to the commands."""
     counting = command(
         "cache", run, "show how much of the prompts the prefix cache held, and why not more",
         "Compares each prompt with all earlier texts.",
@@ -242,13 +241,11 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     counting.add_argument("--ttl", default="", help="times such as 5m,1h: what it would have saved to keep each prompt for so long")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     ttls_s = ttls_of(arguments.ttl) if arguments.ttl else ()
     log = open_log(arguments.log)
     answer = cache_use(log, top_of(arguments, TOP_MAX), ttls_s, CacheCurve(log) if arguments.curve else None)
     print_answer(arguments, console, answer, print_cache_use)
-    return SAME
 
 
 def print_cache_use(console: Console, answer: CacheUse) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from vnext.log.reading import read
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer, top_of
+from vnext.replay.console.commands import print_answer, top_of
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, first_state
 from vnext.replay.reading.objective import Objective, meets, objective_of
 from vnext.replay.reading.source import Log, contents, open_log
@@ -253,7 +253,6 @@ def _client(name: str, own: _OfClient, all_us: int, met: float | None, weight: i
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `clients` to the commands."""
     asking = command(
         "clients", run, "show who used the engine, who waited, and who held others up",
         "Splits each step's time over its requests. Continue with `req` and the client's largest request.",
@@ -264,14 +263,12 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     top = top_of(arguments, TOP_MAX)
     objective = objective_of(arguments.slo)
     log = open_log(arguments.log)
     answer = clients(log, asked_window(log, arguments), arguments.by, objective)
     print_answer(arguments, console, msgspec.structs.replace(answer, clients=answer.clients[:top]), print_clients)
-    return SAME
 
 
 def print_clients(console: Console, answer: ClientsOfLog) -> None:

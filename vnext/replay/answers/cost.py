@@ -13,7 +13,7 @@ from rich.console import Console
 
 from vnext.replay.answers.clients import Client, clients
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer, top_of
+from vnext.replay.console.commands import print_answer, top_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.window import ALWAYS, Window, add_window, asked_window
 
@@ -74,7 +74,6 @@ def _cost(each: Client, per_hour: float | None, watts: float | None) -> Cost:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `cost` to the commands."""
     asking = command(
         "cost", run, "show what each request cost of the steps' time, in money and energy too",
         "Parts of a step follow its tokens, and add up exactly.",
@@ -85,8 +84,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument("--top", type=int, default=10, help="number of requests (default 10)")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     for name in ("per_hour", "watts"):
         if (value := getattr(arguments, name)) is not None and not 0 <= value < float("inf"):
             raise UnusableLog(f"--{name.replace('_', '-')} {value}: it must be a number of at least 0")
@@ -94,7 +92,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     log = open_log(arguments.log)
     answer = cost(log, arguments.per_hour, arguments.watts, asked_window(log, arguments))
     print_answer(arguments, console, msgspec.structs.replace(answer, requests=answer.requests[:top]), print_costs)
-    return SAME
 
 
 def print_costs(console: Console, answer: Costs) -> None:

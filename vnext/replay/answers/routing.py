@@ -160,7 +160,6 @@ def _row(decision: Decision, again: int) -> Row:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `route` to the commands."""
     asking = command(
         "route", run, "make a router's decisions again from what it knew, and print them",
         "FILES is a file of decisions or a folder of them. Exit code 1: the recorded policy decides otherwise today.", log=False,

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, print_answer, top_of
+from vnext.replay.console.commands import index_of, print_answer, top_of
 from vnext.replay.reading.between import between
 from vnext.replay.reading.client_latency import KEPT, First, Gap, Step, latency_decoder
 from vnext.replay.reading.index import Index
@@ -67,7 +67,6 @@ def _median(counts: dict[int, int]) -> float | None:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `slow` to the commands."""
     seeking = command(
         "slow", run, "list the worst latencies: latest first tokens, longest waits for a token, slowest steps",
         "Begin here, then look at a request with `req` and at a step with `show`.",
@@ -76,12 +75,10 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     add_window(seeking)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     index = index_of(arguments.log)
     answer = slow(index, top_of(arguments, TOP_MAX), asked_window(index.log, arguments))
     print_answer(arguments, console, answer, print_slow)
-    return SAME
 
 
 def print_slow(console: Console, answer: Slow) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from vnext.log.reading import read
 from vnext.replay.answers.timeline import Timeline, Writer
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, print_answer, writing
+from vnext.replay.console.commands import index_of, print_answer, writing
 from vnext.replay.reading.between import log_between
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, first_state
 from vnext.replay.reading.source import Log, contents, open_log
@@ -115,7 +115,6 @@ def trace(log: Log, file: IO[str], path: str, each_chunk: bool = True, more: Ite
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `trace` to the commands."""
     tracing = command(
         "trace", run, "write a timeline for ui.perfetto.dev or chrome://tracing",
         "It shows steps, a lane for each live request, counters of cache and batch, and why requests wait.",
@@ -125,15 +124,13 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     tracing.add_argument("--brief", action="store_true", help="omit the slices of chunks and tokens, for a smaller file")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     log = open_log(arguments.log)
     window = asked_window(log, arguments)
     asked = nullcontext(log) if window == ALWAYS else log_between(index_of(arguments.log), window)
     with asked as part, writing(arguments.out), arguments.out.open("w") as file:
         answer = trace(part, file, str(arguments.out), not arguments.brief)
     print_answer(arguments, console, answer, print_traced)
-    return SAME
 
 
 def print_traced(console: Console, answer: Traced) -> None:

@@ -207,7 +207,6 @@ def follow(
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `watch` to the commands."""
     watching = command(
         "watch", run, "follow a live log and raise an alarm when a law breaks or the engine is stuck",
         "Ends with an alarm (exit code 1), where the engine closes its log, or on Ctrl-C (0). With --live, LOG is the folder of "

@@ -18,7 +18,7 @@ from vnext.replay.causes.charging import Charge, Charges, charges, deadline_us, 
 from vnext.replay.causes.helping import Help, helping
 from vnext.replay.causes.ledger import Counted, Ledger, Life, ledger
 from vnext.replay.causes.part import Asked, part_of
-from vnext.replay.console.commands import SAME, how_ended, print_answer
+from vnext.replay.console.commands import how_ended, print_answer
 from vnext.replay.console.ended import COMPLETE, Ended, ended
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.source import Log, open_log
@@ -262,7 +262,6 @@ def _clock(seconds: float | None) -> str:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `explain` to the commands."""
     asking = command(
         "explain", run, "say in ten lines why requests were slow, and what would have helped",
         "Charges the time of requests to causes, and runs the arrivals again with what helps.",
@@ -272,12 +271,10 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument("--client", metavar="CLIENT", default="", help="only the requests of this client")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     end = arguments.ended = how_ended(arguments)
     answer = explained(arguments.log, Asked(at=arguments.at, request=arguments.request, client=arguments.client), end)
     print_answer(arguments, console, answer, print_explained)
-    return SAME
 
 
 def print_explained(console: Console, answer: Explained) -> None:

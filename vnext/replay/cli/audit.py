@@ -17,7 +17,6 @@ FIELDS = ("field", "request", "position", "step", "recorded", "found")
 
 
 def add(commands: Commands) -> None:
-    """Declare these commands."""
     writing = command(
         commands, "rollouts", _rollouts, "write the finished answers of a log as a trainer's file, with one digest of them all",
         "LOG must contain texts (--log full). Further logs are those of engines that continued its requests.",
@@ -35,11 +34,10 @@ def add(commands: Commands) -> None:
     add_model(auditing)
 
 
-def _rollouts(arguments: argparse.Namespace, console: Console) -> int:
+def _rollouts(arguments: argparse.Namespace, console: Console) -> None:
     score = scores_of(arguments.log, chosen_of(arguments)) if arguments.logprobs else None
     answer = write_rollouts([arguments.log, *arguments.others], arguments.out, score)
     print_answer(arguments, console, answer, print_rollouts)
-    return SAME
 
 
 def _audit(arguments: argparse.Namespace, console: Console) -> int:

@@ -22,7 +22,6 @@ from vnext.replay.reading.window import add_window, asked_window
 
 
 def add(commands: Commands) -> None:
-    """Declare these commands."""
     counting = command(
         commands, "stat", _stat, "print percentiles of step times, tokens, batch and queue; hit rate, preemptions",
         "The first call folds the log to index it; later ones answer at once.",
@@ -44,17 +43,16 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
 
 
-def _stat(arguments: argparse.Namespace, console: Console) -> int:
+def _stat(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.by:
         log, objective = open_log(arguments.log), objective_of(arguments.slo)
         answer = clients.clients(log, asked_window(log, arguments), arguments.by, objective)
         print_answer(arguments, console, answer, clients.print_clients)
-        return SAME
+        return
     if arguments.slo:
         raise UnusableLog("--slo is met by requests: say of which groups, as --by client")
     index = index_of(arguments.log)
     print_answer(arguments, console, stat(index, asked_window(index.log, arguments)), print_stat)
-    return SAME
 
 
 def _diff(arguments: argparse.Namespace, console: Console) -> int:

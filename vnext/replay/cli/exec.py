@@ -33,7 +33,6 @@ OTHERWISE = {
 
 
 def add(commands: Commands) -> None:
-    """Declare these commands."""
     executing = command(
         commands, "exec", _exec, "run the model again on the recorded batches and compare every token",
         "LOG must contain texts (--log full). Settings are the log's unless given here.",
@@ -87,15 +86,14 @@ def _exec(arguments: argparse.Namespace, console: Console) -> int:
     return SAME if answer.same else DIFFERENT
 
 
-def _profile(arguments: argparse.Namespace, console: Console) -> int:
+def _profile(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.calls is not None:
         out = arguments.out or arguments.calls.with_suffix(".json")
         print_answer(arguments, console, served(arguments.log, arguments.calls, out), print_served)
-        return SAME
+        return
     with progress_of("steps") as progress:
         answer = profile(arguments.log, selection_of(arguments.steps, ""), chosen_of(arguments), arguments.out, progress)
     print_answer(arguments, console, answer, print_profiled)
-    return SAME
 
 
 def _bisect(arguments: argparse.Namespace, console: Console) -> int:

@@ -15,7 +15,6 @@ from vnext.replay.reading.source import open_log
 
 
 def add(commands: Commands) -> None:
-    """Declare these commands."""
     redacting = command(
         commands, "redact", _redact, "write a log without its texts, in which every decision stays as it was",
         "Keeps lengths, shared prefixes, stops and times; forgets the key. Folds what it wrote to verify it.",
@@ -64,10 +63,9 @@ def _written(arguments: argparse.Namespace, console: Console, answer: Written) -
     return SAME if answer.same else DIFFERENT
 
 
-def _convert(arguments: argparse.Namespace, console: Console) -> int:
+def _convert(arguments: argparse.Namespace, console: Console) -> None:
     answer = convert(arguments.log, arguments.out, arguments.to, arguments.like)
     print_answer(arguments, console, answer, print_converted)
-    return SAME
 
 
 def print_written(console: Console, answer: Written) -> None:

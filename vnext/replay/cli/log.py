@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Declare these commands."""
     command(
         commands, "info", _info, "summarise a log: engine, size, requests, tokens", "Counts events without folding them."
     )
@@ -50,11 +49,10 @@ def add(commands: Commands) -> None:
     request.add_argument("--key", type=Path, help="the key that hashed the names of a log without texts (default: LOG.key)")
 
 
-def _info(arguments: argparse.Namespace, console: Console) -> int:
+def _info(arguments: argparse.Namespace, console: Console) -> None:
     from vnext.replay.reading.info import info
 
     print_answer(arguments, console, info(open_log(arguments.log)), render.print_info)
-    return SAME
 
 
 def _verify(arguments: argparse.Namespace, console: Console) -> int:
@@ -93,14 +91,13 @@ def _grammar_check(log: Log, model: str | None) -> GrammarCheck:
         raise UnusableLog(str(error)) from error
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> int:
+def _show(arguments: argparse.Namespace, console: Console) -> None:
     from vnext.replay.reading.show import show
 
     print_answer(arguments, console, show(index_of(arguments.log), arguments.step), render.print_shown)
-    return SAME
 
 
-def _request(arguments: argparse.Namespace, console: Console) -> int:
+def _request(arguments: argparse.Namespace, console: Console) -> None:
     from vnext.replay.answers import render_request_life
     from vnext.replay.answers.request_life import life
     from vnext.replay.reading.naming import request_of
@@ -108,4 +105,3 @@ def _request(arguments: argparse.Namespace, console: Console) -> int:
     index = index_of(arguments.log)
     answer = life(index, request_of(index.log, arguments.id, arguments.key), arguments.own_policy)
     print_answer(arguments, console, answer, render_request_life.print_life)
-    return SAME

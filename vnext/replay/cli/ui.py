@@ -14,7 +14,7 @@ from rich.console import Console
 
 from vnext.log.codec import SEGMENT_SUFFIX
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, Commands, command, how_ended, print_ended
+from vnext.replay.console.commands import Commands, command, how_ended, print_ended
 from vnext.replay.console.ended import COMPLETE
 from vnext.replay.reading.mirror import Mirror
 from vnext.replay.reading.source import UnusableLog
@@ -28,7 +28,6 @@ ADDRESSES = ("http://", "https://")
 
 
 def add(commands: Commands) -> None:
-    """Declare this command."""
     scrubbing = command(
         commands, "ui", _ui, "serve a page to browse a log: timeline, blocks, queue, requests, why they wait",
         "Serves on 127.0.0.1 until you stop it; shows two logs side by side. With --live it follows a running engine.",
@@ -44,7 +43,7 @@ def add(commands: Commands) -> None:
     scrubbing.add_argument("--port", type=int, default=0, help="port of the page; 0 lets the system choose (default)")
 
 
-def _ui(arguments: argparse.Namespace, console: Console) -> int:
+def _ui(arguments: argparse.Namespace, console: Console) -> None:
     """Imports the server here, so that other commands do not wait for it."""
     import asyncio
 
@@ -65,7 +64,6 @@ def _ui(arguments: argparse.Namespace, console: Console) -> int:
             opened = [complete.Opened(path) for path in (_path(arguments.log), arguments.other) if path is not None]
             arguments.ended = how_ended(arguments)
         asyncio.run(app.serve(opened, arguments.port, ready))
-    return SAME
 
 
 def _path(text: str) -> Path:

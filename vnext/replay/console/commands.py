@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 PIPE_WIDTH = 250
 INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
-Run = Callable[[argparse.Namespace, Console], int]
+Run = Callable[[argparse.Namespace, Console], int | None]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Given = TypeVar("Given")
@@ -52,7 +52,7 @@ def terminal(stderr: bool = False) -> Console:
 def command(
     commands: Commands, name: str, run: Run, summary: str, more: str, *, aliases: tuple[str, ...] = (), log: bool = True
 ) -> argparse.ArgumentParser:
-    """Declare a command. `run` takes the arguments and a console and returns the exit code."""
+    """Declare a command. `run` takes the arguments and a console and returns the exit code, or None for one of 0."""
     described = f"{summary[0].upper()}{summary[1:]}. {more}"
     found: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=described, aliases=aliases)
     if log:

@@ -156,7 +156,6 @@ def spread(last: int, points: int, first: int = -1) -> tuple[int, ...]:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `fork` to the commands."""
     forking = command(
         "fork", run, "run seeded futures of a logged state, to see how likely a failure is from there",
         "Requests like the log's keep arriving at its rate; every decision is the engine's. --points also forks from earlier "

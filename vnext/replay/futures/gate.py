@@ -88,7 +88,6 @@ def _first_ms(served: Served) -> float:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `gate` to the commands."""
     asking = command(
         "gate", run, "hold a policy or settings to logs",
         "Exit code 1: a log is worse, or its own settings do not reproduce it.",

@@ -125,7 +125,6 @@ def write_log(events: Sequence[AnyEvent], out: Path) -> Path:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `shrink` to the commands."""
     shrinking = command(
         "shrink", run, "find the smallest log that still breaks a law or a predicate",
         "Leaves out requests and events and shortens requests as long as the same law breaks; decides every step again. "

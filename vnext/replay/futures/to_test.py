@@ -159,7 +159,6 @@ def _header(events: Sequence[AnyEvent], found: Finding | None) -> str:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `to-test` to the commands."""
     testing = command(
         "to-test", run, "write a pytest file from a small log, which fails before the fix and passes after it",
         "The file holds the events as literals and needs only vnext. Exit code 1: the file is written, and its test passes today.",

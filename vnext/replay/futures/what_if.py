@@ -175,7 +175,6 @@ def serve_line(started: EngineStarted, recommended: str) -> str:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `what-if` to the commands."""
     asking = command(
         "what-if", run, "run the same arrivals under other configurations, with step times learnt from the log",
         "Requests arrive at their recorded times, whatever the answers. Exit code 1: another configuration is recommended.",

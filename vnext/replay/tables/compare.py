@@ -19,7 +19,7 @@ from rich.console import Console
 from vnext.replay.answers.diff import Diff, Field, diff, header_fields, short
 from vnext.replay.answers.stat import Stat, stat
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, print_answer
+from vnext.replay.console.commands import index_of, print_answer
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.tables.columns import Columns, Log
 
@@ -198,7 +198,6 @@ def _sentences(settings: list[Field], figures: list[Change], ratio: float | None
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `compare` to the commands."""
     comparing = command(
         "compare", run, "show what differs between two logs: work, settings, step times, hits, latencies",
         "Says which changes are more than chance.",
@@ -206,10 +205,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     comparing.add_argument("other", metavar="OTHER", type=Path, help="the log to compare with")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     print_answer(arguments, console, compared(arguments.log, arguments.other), print_compared)
-    return SAME
 
 
 def print_compared(console: Console, answer: Compared) -> None:

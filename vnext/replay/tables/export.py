@@ -19,7 +19,7 @@ import xxhash
 from rich.console import Console
 
 from vnext.replay.answers.trace import trace
-from vnext.replay.console.commands import SAME, print_answer, writing
+from vnext.replay.console.commands import print_answer, writing
 from vnext.replay.console.render import counted
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.tables.columns import Columns, Log
@@ -132,7 +132,6 @@ ENTRIES = {"perfetto": "event", "otlp": "span"}
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `export` to the commands."""
     exporting = command(
         "export", run, "write a log for other tools",
         "A timeline or spans of requests as a file; tables of requests and steps as two files in a folder.",
@@ -141,11 +140,9 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     exporting.add_argument("-o", "--out", type=Path, required=True, help="the file or, for tables, the folder")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     answer = exported(arguments.log, arguments.to, arguments.out)
     print_answer(arguments, console, answer, partial(print_exported, form=arguments.to))
-    return SAME
 
 
 def print_exported(console: Console, answer: Exported, form: str) -> None:

@@ -18,7 +18,7 @@ from vnext.replay.answers.diff import header_fields, short
 from vnext.replay.answers.ranks import SHARED
 from vnext.replay.answers.stat import stat
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, logs_at, print_answer
+from vnext.replay.console.commands import index_of, logs_at, print_answer
 from vnext.replay.console.ended import ended
 from vnext.replay.reading.between import between
 from vnext.replay.reading.client_latency import latency_decoder
@@ -209,7 +209,6 @@ def _stands_out(read: Sequence[_Read]) -> Iterator[tuple[float, str, Path]]:
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `fleet` to the commands."""
     comparing = command(
         "fleet", run, "show several engines side by side, and which of them stands out",
         "LOG may be a folder of logs.",
@@ -218,12 +217,10 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     add_window(comparing)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     paths = [found for path in (arguments.log, *arguments.others) for found in logs_at(path) or [path]]
     answer = fleet(list({path.resolve(): path for path in paths}.values()), lambda index: named_window(index.log, arguments))
     print_answer(arguments, console, answer, print_fleet)
-    return SAME
 
 
 def print_fleet(console: Console, answer: Fleet) -> None:

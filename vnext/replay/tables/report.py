@@ -21,7 +21,7 @@ from vnext.replay.causes.charging import is_slow, usual_us
 from vnext.replay.causes.explain import Explained, explained_by, failure, lines_of
 from vnext.replay.causes.ledger import Ledger, ledger
 from vnext.replay.causes.part import Asked, part_of
-from vnext.replay.console.commands import SAME, how_ended, index_of, print_answer, writing
+from vnext.replay.console.commands import how_ended, index_of, print_answer, writing
 from vnext.replay.console.ended import COMPLETE, Ended
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.show import state_at
@@ -221,7 +221,6 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add `report` to the commands."""
     reporting = command(
         "report", run, "write an incident as one HTML page: its cause, plots, the worst step, slow requests",
         "It has no scripts.",
@@ -230,11 +229,9 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     add_at(reporting)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns 0."""
+def run(arguments: argparse.Namespace, console: Console) -> None:
     answer = report(arguments.log, arguments.out, Asked(at=arguments.at), how_ended(arguments))
     print_answer(arguments, console, answer, print_report)
-    return SAME
 
 
 def print_report(console: Console, answer: Report) -> None:
