@@ -129,7 +129,6 @@ class AsyncLLM:
                     self.llm._client.abort(request.names, "client")  # none where it is not sent yet
 
     async def get_tokenizer(self) -> ChatTokenizer:
-        """LLM.get_tokenizer()."""
         return self.llm.get_tokenizer()
 
     async def check_health(self) -> None:

@@ -36,7 +36,6 @@ def is_pointer(data: bytes) -> bool:
 
 
 def pointer_sentence(path: Path) -> str:
-    """What is wrong with such a file."""
     return f"{path} is only a pointer of Git LFS to the file: run 'git lfs pull' in its folder, or download the model again"
 
 

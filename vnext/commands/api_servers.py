@@ -96,7 +96,6 @@ class ApiServers:
         check_alive(self.children)
 
     def is_healthy(self) -> bool:
-        """Whether the server answers."""
         address = EVERYWHERE.get(self.settings.host, self.settings.host), self.settings.port
         try:
             connection = socket.create_connection(address, HEALTH_TIMEOUT_S)

@@ -45,7 +45,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> Machine:
-    """This machine, now."""
     memory = memory_fields()
     shm_bytes, shm_available_bytes = shm_sizes()
     return Machine(

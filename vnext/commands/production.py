@@ -91,7 +91,6 @@ def examine(host: Host) -> list[Finding]:
 
 
 def modules(_: Host) -> Iterator[Finding]:
-    """The compiled modules of this installation."""
     compiled.check()
     if compiled.absent:
         yield Finding("problem", "compiled modules", compiled.lacking())
@@ -117,7 +116,6 @@ def limits(_: Host) -> Iterator[Finding]:
 
 
 def memory(host: Host) -> Iterator[Finding]:
-    """Memory, swap and pages."""
     fields = host.fields("proc/meminfo")
     free = fields.get("MemAvailable", 0)
     if free < MEMORY_FREE_MIN:

@@ -70,7 +70,6 @@ def _each(engine: RunningEngines) -> str:
 
 
 def _log_lines(engine: RunningEngines) -> Iterator[str]:
-    """A line for the log of each engine."""
     first, *others = engine.log_dirs or ("off",)
     yield f"vnext: log      {first}\n"
     yield from (f"vnext:          {folder}\n" for folder in others)

@@ -279,7 +279,6 @@ class Fleet:
         self._decisions = DecisionLog(folder, name, self.policy, self._urls())
 
     def close(self) -> None:
-        """No decision follows."""
         if self._decisions is not None:
             self._decisions.file.close()
 

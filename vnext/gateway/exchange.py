@@ -216,7 +216,6 @@ class Exchange:
         return answer
 
     async def _begin(self, backend: Backend, upstream: aiohttp.ClientResponse, is_events: bool) -> Outgoing:
-        """Begin the client's response."""
         if not self._response.prepared:
             response = self._response = web.StreamResponse(status=upstream.status, headers=to_client(upstream.headers))
             if upstream.content_length is not None:

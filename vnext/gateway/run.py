@@ -144,7 +144,6 @@ FAILURES = {
 
 
 def make_app(context: RouterContext) -> web.Application:
-    """The application. Serve it with `make_runner`."""
     app = web.Application(middlewares=[observe, translate])
     app[ROUTER] = context
     app[CONNECTIONS] = Connections(context.settings.http, context.metrics.closed.add)

@@ -131,7 +131,6 @@ class Shelf:
         return found
 
     async def close(self) -> None:
-        """End all servers."""
         tasks = [self._tidying, *(model.bringing for model in self.models if model.bringing is not None)]
         for task in tasks:
             task.cancel()

@@ -88,12 +88,10 @@ async def get_live(request: web.Request) -> web.Response:
 
 
 async def get_version(request: web.Request) -> web.Response:
-    """GET /version."""
     return web.json_response({"version": __version__})
 
 
 async def get_metrics(request: web.Request) -> web.Response:
-    """GET /metrics."""
     text = request.app[ROUTER].metrics.text()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -123,7 +121,6 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def list_backends(request: web.Request) -> web.Response:
-    """GET /router/backends."""
     return web.json_response([_shown(each) for each in request.app[ROUTER].fleet])
 
 

@@ -25,7 +25,6 @@ def host_dtype(name: str) -> np.dtype:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of numpy or of torch."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -128,13 +128,11 @@ def words(arguments: Sequence[torch.Tensor | int]) -> list[int]:
 def write_spans(
     target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See batch_index.write_spans."""
     batch_contracts.check_write_spans(target, rows, columns, starts, values)
     _launch(write_spans_kernel, len(rows), _threads(len(rows), len(values)), target, rows, columns, starts, values)
 
 
 def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    """See batch_index.move_rows."""
     batch_contracts.check_move_rows(target, sources, targets, counts)
     threads = _threads(1, target.shape[1])
     _launch(move_rows_kernel, len(sources), threads, target, sources, targets, counts)
@@ -150,14 +148,12 @@ def index_tokens(
     slots: torch.Tensor,
     context_lengths: torch.Tensor,
 ) -> None:
-    """See batch_index.index_tokens."""
     arguments = (begins, query_starts, rows, table, block_size, positions, slots, context_lengths)
     batch_contracts.check_index_tokens(*arguments)
     _launch(index_tokens_kernel, len(rows), _threads(len(rows), len(positions)), *arguments)
 
 
 def place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """See batch_index.place_tokens."""
     batch_contracts.check_place_tokens(last, rows, at, token_ids)
     threads = THREADS_OF_A_CHUNK
     _launch(place_tokens_kernel, -(-len(rows) // threads), threads, last, rows, at, token_ids)

@@ -73,7 +73,6 @@ class Scales(NamedTuple):
         return Scales(parts[:, groups], np.repeat(self.spans, of_span // unit, 1)[:, groups.start // unit : groups.stop // unit])
 
     def outputs(self, rows: slice) -> Scales:
-        """Those of some outputs."""
         return Scales(self.parts[rows], None if self.spans is None else self.spans[rows])
 
     def padded(self, rows: int) -> Scales:

@@ -142,7 +142,6 @@ ONCE = ("attention_metadata", "pack_weight", "pack_gated_weight", "pack_codes", 
 
 
 def compiled_entries() -> list[Entry]:
-    """The CPU's kernels."""
     return [
         Entry(
             Row(function.__name__, "cpu", "compiled", cpu_operations.describe()),
@@ -153,7 +152,6 @@ def compiled_entries() -> list[Entry]:
 
 
 def cuda_entries() -> list[Entry]:
-    """The GPU's kernels."""
     looking = compiled.OPERATIONS if compiled.serves("cuda") else ()
     return [
         Entry(Row(function.__name__, "cuda", "cuda", cuda_operations.SUMMARY), cuda_door(function, function.__name__ in looking))

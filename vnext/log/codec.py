@@ -210,7 +210,6 @@ header_decoder = msgspec.msgpack.Decoder(SegmentHeader)
 
 
 def first_header(started: EngineStarted, privacy: Privacy, code_version: str) -> SegmentHeader:
-    """The header of a log's first segment."""
     return SegmentHeader(
         format_version=FORMAT_VERSION,
         schema=schema_digest(),
@@ -292,7 +291,6 @@ def chained(previous: int, state_digest: int, body: bytes) -> int:
 
 
 def encode_frame(digest: int, body: bytes) -> bytes:
-    """A frame as one record."""
     return seal(digest_word.pack(digest) + body)
 
 

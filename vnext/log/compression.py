@@ -27,7 +27,6 @@ _head = struct.Struct("<8sQII")
 
 
 def compress_block(data: bytes) -> bytes:
-    """One block of a segment, compressed."""
     return zlib.compress(data, LEVEL)
 
 

@@ -94,7 +94,6 @@ def block_secrets(key: bytes, root: bytes, tokens: bytes, block_size: int) -> li
 
 
 def words(secrets: list[bytes]) -> np.ndarray:
-    """Secrets as uint64[n, 2]."""
     return np.frombuffer(b"".join(secrets), dtype="<u8").reshape(-1, 2)
 
 

@@ -219,7 +219,6 @@ def _require_chained(header: SegmentHeader, before: _Reading) -> None:
 
 
 def _record_end(data: bytes | memoryview, offset: int) -> int:
-    """The offset behind the record at `offset`."""
     end = log_bytes.impl.record_end(data, offset)
     if end > 0:
         return end

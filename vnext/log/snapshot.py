@@ -153,7 +153,6 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def snapshot(state: State) -> Snapshot:
-    """The snapshot of a state."""
     rows, pool = state.rows, state.pool
     names = pool.prefix_index.keys()
     return Snapshot(

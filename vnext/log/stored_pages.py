@@ -175,7 +175,6 @@ def stored_clients(clients: Clients) -> StoredClients:
 
 
 def renumbered(stored: StoredClients, number_of: Callable[[int], int]) -> StoredClients:
-    """The clients under other numbers."""
     live, idle = (
         tuple((priority, number_of(number), tokens) for priority, number, tokens in some) for some in (stored.live, stored.idle)
     )

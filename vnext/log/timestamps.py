@@ -120,7 +120,6 @@ def parse(data: bytes) -> Timestamps | None:
 
 
 def joined(parts: list[Timestamps]) -> Timestamps:
-    """The timestamps of consecutive parts."""
     events, times = (np.concatenate([getattr(each, name) for each in parts]) for name in ("events", "times_ns"))
     busy = {step: took for each in parts for step, took in each.busy_ns.items()}
     return Timestamps(events, times, parts[0].wall_minus_monotonic_ns, busy)

@@ -179,7 +179,6 @@ def _in_sides(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def text_of(tiles: Tiles, form: TileForm) -> str:
-    """The text that stands for an image."""
     places = IMAGE * form.places
     whole = f"{AROUND}{WHOLE}{places}{AROUND}"
     if not tiles.rows:

@@ -82,7 +82,6 @@ class VectorFiles:
         write_whole(path, file)
 
     def clear(self) -> None:
-        """Remove all files."""
         with suppress(OSError):
             make_room(self.folder, 0)
 

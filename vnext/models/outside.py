@@ -47,7 +47,6 @@ def require_fields(module: object, what: str, fields: tuple[str, ...] = FIELDS) 
 
 
 def from_file(architecture: str) -> ModuleType | None:
-    """The family that a file has for an architecture."""
     return _from_files.get(architecture)
 
 

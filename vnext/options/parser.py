@@ -65,17 +65,14 @@ class Parser(argparse.ArgumentParser):
         self._commands: dict[str, Parser] = {}
 
     def add_commands(self, metavar: str) -> argparse._SubParsersAction[Parser]:
-        """The argparse object to which commands are added."""
         added: argparse._SubParsersAction[Parser] = self.add_subparsers(dest="command", metavar=metavar)
         self._commands = added.choices
         return added
 
     def command(self, name: str) -> Parser:
-        """One of the commands."""
         return self._commands[name]
 
     def add_groups(self, options: Iterable[Option]) -> None:
-        """Add options in their groups."""
         for option in options:
             title = groups()[option.name]
             group = next((each for each in self._action_groups if each.title == title), None)

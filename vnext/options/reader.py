@@ -142,7 +142,6 @@ def command_line() -> list[str]:
 
 
 def environment() -> Mapping[str, str]:
-    """This process's environment."""
     return os.environ
 
 

@@ -223,7 +223,6 @@ class Option(NamedTuple):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Its names in the environment."""
         own = tuple(PREFIX + flag[2:].replace("-", "_").upper() for flag in self.flags if flag.startswith("--"))
         return (*TORCHRUN.get(self.name, ()), *own)
 
@@ -276,7 +275,6 @@ def options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
 
 
 def every_option() -> Iterable[Option]:
-    """The options of all commands of `vnext`."""
     return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT, *BATCH, *ROUTER)
 
 

@@ -50,7 +50,6 @@ class DecisionFile:
         return (time.monotonic_ns() - self._began_ns) // 1000
 
     def write(self, decision: Decision) -> None:
-        """Append a decision."""
         data = encode_decision(decision)
         try:
             if self._is_stale or self._size + len(data) > self._file_bytes_max:

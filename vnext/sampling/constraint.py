@@ -79,7 +79,6 @@ class Vocabulary:
 
 
 def mask_words(size: int) -> int:
-    """Words of a mask of `size` tokens."""
     return (size + 31) // 32
 
 

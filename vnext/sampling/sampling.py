@@ -157,7 +157,6 @@ def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs, *, spoilt: tor
 
 
 def keep_allowed_compiled(logits: torch.Tensor, allowed: Allowed) -> None:
-    """The same as `logits.keep_allowed`."""
     allowed.wait()
     mask_rows(logits, allowed.addresses(logits.shape[0]))
 

@@ -31,7 +31,6 @@ def write_line(words: str) -> None:
 
 
 def write_error(sentence: str) -> None:
-    """Write it on standard error, as a line."""
     (STDERR if sys.stderr is sys.__stderr__ else sys.stderr).write(line(sentence, "ERROR") + "\n")
 
 

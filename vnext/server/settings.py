@@ -143,5 +143,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_key(self) -> bool:
-        """Whether requests need an API key."""
         return bool(self.api_keys or self.api_key_file)

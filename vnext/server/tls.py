@@ -117,7 +117,6 @@ def is_loopback(host: str) -> bool:
 
 
 def url_at(host: str, port: int, settings: ServerSettings) -> str:
-    """The URL of a server that listens there."""
     scheme = "https" if settings.ssl_certfile else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 

@@ -92,8 +92,6 @@ def failing_like(kind: str, toy: bool = True) -> Failure:
 
 
 def toy_voice(config: SchedulerConfig) -> Voice:
-    """The toy model as the voice of `shrink`."""
-
     def voice(arrival: RequestArrived, history: Sequence[int]) -> int:
         wanted = next_token(history, arrival.sampling.seed, config.vocab_size)
         return constrained(config, arrival.sampling, history[len(arrival.prompt) // 4 :], wanted)

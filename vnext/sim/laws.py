@@ -216,7 +216,6 @@ def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainSta
 
 
 def _must_wait(before: PlainState, after: PlainState, best: Waiting, budget: int) -> None:
-    """S3 for one request."""
     if fitting.needs_slot(after, best):
         return
     if tokens := fitting.first_chunk(before, after, best, budget):

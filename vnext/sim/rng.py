@@ -32,7 +32,6 @@ class Rng:
         return self.word() % bound
 
     def between(self, low: int, high: int) -> int:
-        """A number in [low, high]."""
         return low + self.below(high - low + 1)
 
     def happens(self, percent: int) -> bool:

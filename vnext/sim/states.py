@@ -35,7 +35,6 @@ class ShadowStates:
                 raise Divergence(f"N1: the snapshot of row {row} is not that of its first {edges[row]} tokens")
 
     def content(self, page: int) -> list[int]:
-        """What a page holds."""
         return [self._pages[page]]
 
     def fill(self, page: int, content: list[int]) -> None:

@@ -28,7 +28,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def next_token(history: Sequence[int], seed: int, vocab_size: int) -> int:
-    """The token after `history`."""
     return (seed + sum(place * token for place, token in enumerate(history, start=1))) % vocab_size
 
 

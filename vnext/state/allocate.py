@@ -48,7 +48,6 @@ def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.nda
 
 
 def hit_tokens_of(config: SchedulerConfig, hits: np.ndarray) -> int:
-    """The number of tokens that these hits save."""
     return len(hits) // config.group_count * config.block_size
 
 

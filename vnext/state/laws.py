@@ -66,7 +66,6 @@ def _rows_hold(state: State) -> bool:
 
 
 def _step_holds(config: SchedulerConfig, scheduled: StepInFlight) -> bool:
-    """Whether S1 holds for the newest step."""
     total, smallest, largest, samples = columns.impl.bounds(scheduled.entries, scheduled.samples)
     return (
         total == scheduled.tokens <= config.max_num_batched_tokens

@@ -188,7 +188,6 @@ def half_begins(guidance: Guidance, prompt: int) -> int:
 
 
 def is_filtered(sampling: Sampling) -> bool:
-    """Whether a filter is on."""
     return any(getattr(sampling, name) != DEFAULTS[name] for name in FILTERS)
 
 
@@ -197,5 +196,4 @@ IN_PROMPT = 2**30
 
 
 def is_penalised(sampling: Sampling) -> bool:
-    """Whether a penalty is on."""
     return any(getattr(sampling, name) != DEFAULTS[name] for name in PENALTIES)

@@ -186,12 +186,10 @@ def unpin(pool: Pool, pages: np.ndarray, ending: Ending) -> Pool:
 
 
 def is_pinned(pool: Pool, page: int) -> bool:
-    """Whether a page is pinned."""
     return pool.pins is not None and bool(pool.pins.ends.at(np.array([page], dtype=np.int32))[0] > 0)
 
 
 def pinned_count(pool: Pool) -> int:
-    """The number of pinned pages."""
     return 0 if pool.pins is None else pool.pins.count
 
 

@@ -255,7 +255,6 @@ class Status(Enum):
 
 
 def status_of(state: State, request_id: int) -> Status:
-    """The status of a request."""
     if request_id >= state.next_id or request_id < 0:
         return Status.UNKNOWN
     if request_id not in state.requests:
@@ -264,7 +263,6 @@ def status_of(state: State, request_id: int) -> Status:
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """The number of blocks that hold `tokens` tokens."""
     return -(-tokens // block_size)
 
 

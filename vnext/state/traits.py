@@ -107,7 +107,6 @@ def leaving(event: Event, ids: Collection[int]) -> Sequence[int]:
 
 
 def requests_of(event: Event) -> tuple[int, ...]:
-    """The ids of the requests that an event names."""
     found: tuple[int, ...] = ()
     for field in event.traits.requests:
         value = getattr(event, field)

@@ -124,7 +124,6 @@ class ChatTemplate:
         return own if self.shows_tools else with_tools(own, tools, self.knows_system)
 
     def for_tools(self, tools: Any) -> ChatTemplate:
-        """The template of a request with these tools, or with none."""
         return self._with_tools if tools else self
 
     def _tried(self, marks: Marks | None) -> Marks | None:

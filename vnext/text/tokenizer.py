@@ -126,7 +126,6 @@ class Tokenizer:
         return self._backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)[0]
 
     def to_json(self) -> str:
-        """The text of the tokenizer's file, tokenizer.json."""
         return self._backend.to_str()
 
     def special_id(self, text: str) -> int | None:

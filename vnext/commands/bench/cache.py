@@ -87,7 +87,6 @@ def batch_ran(llm: LLM, share: int, workload: Workload) -> Ran:
 
 
 def row(share: int, on: Ran, off: Ran, reads: Reads) -> dict[str, float]:
-    """A line of the table."""
     return {
         "share": share, "hit_share": on.hit_share, "on": on.tokens_per_s, "off": off.tokens_per_s,
         "gain": round(on.tokens_per_s / off.tokens_per_s, 3), "flat": reads.flat, "cascade": reads.cascade,

@@ -131,7 +131,6 @@ def drawn_spreads(requests: list[np.ndarray]) -> np.ndarray:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """A line for each figure."""
     width = max(len(row.name) for row in rows)
     lines = [f"{'':<{width}}{'before':>14}{'after':>14}{'change':>10}   95 % of draws"]
     for row in rows:

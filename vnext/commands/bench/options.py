@@ -216,7 +216,6 @@ def add_own(parser: Parser, own: Own) -> None:
 
 
 def add_load(parser: Parser, groups: Mapping[str, tuple[Option, ...]]) -> None:
-    """Add the options of a load on a running server."""
     parser.add_model()
     for title, options in groups.items():
         group = parser.add_argument_group(title)

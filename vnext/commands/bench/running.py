@@ -96,7 +96,6 @@ def compared(given: Given, bounds: Sequence[Bound]) -> int:
 
 
 def tabled(given: Given) -> int:
-    """Print files as one table."""
     if not given.values["files"]:
         raise SettingsError("name the files: vnext-bench report FILE...")
     shown = table_of(list(map(Path, given.values["files"])), given.values["form"])

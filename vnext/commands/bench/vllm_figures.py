@@ -153,7 +153,6 @@ def details_of(timelines: Sequence[Timeline]) -> dict[str, Value]:
 
 
 def table(result: Mapping[str, Value], wanted: Wanted) -> str:
-    """The result as vLLM prints it."""
     lines = [_row(words, result[name]) for name, words in ROWS.items() if result.get(name) is not None]
     for name in wanted.metrics:
         lines.append(f"{METRICS[name]:-^50}")

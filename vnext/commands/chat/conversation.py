@@ -36,7 +36,6 @@ class Conversation:
         self.shows_speed = False
 
     def messages(self) -> Messages:
-        """All messages to send to the model."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def ask(self, words: str) -> Messages:

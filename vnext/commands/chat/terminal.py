@@ -165,7 +165,6 @@ def seen(text: str) -> str:
 
 
 def speed(shown: Shown) -> str:
-    """A line with the speed of an answer."""
     words = f"{shown.elapsed_s:.2f} s, the first piece after {shown.first_s:.2f} s"
     if not shown.tokens:
         return words

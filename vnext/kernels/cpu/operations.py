@@ -322,7 +322,6 @@ class StepAttention(plain_attention.StepAttention):
         self._kernel: attention.AttentionPlan | None = None
 
     def kernel(self, head_count: int) -> attention.AttentionPlan:
-        """The plan of the kernel."""
         if self._kernel is None:
             self._kernel = attention.plan(self.step, head_count)
         return self._kernel

@@ -106,7 +106,6 @@ def merge(
 
 
 def defines(query: torch.dtype, cache: torch.dtype, head_dim: int) -> Defines:
-    """The macros of the source."""
     return (("SCALAR", SCALARS[query]), ("CACHE", SCALARS[cache]), ("HEAD_DIM", str(head_dim)))
 
 

@@ -44,7 +44,6 @@ class CudaKernel:
         self.launch(grid, block, Arguments(arguments), shared_mem)
 
     def launch(self, grid: Sequence[int], block: Sequence[int], values: Arguments | Words, shared_mem: int = 0) -> None:
-        """Launch with arguments that are in their form already."""
         function, _ = self.prepare(shared_mem)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         driver.launchKernel(function, *three(grid), *three(block), shared_mem, stream, values.address, 0)

@@ -59,7 +59,6 @@ class DeviceFewBits(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]."""
         return self.words.shape[0], self.inputs
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,6 @@ def macros(x: torch.Tensor, weight: torch.Tensor | None = None, cache: torch.Ten
 
 
 def defines(scalar: torch.dtype, weight: torch.dtype, cache: torch.dtype) -> Defines:
-    """The macros for these types."""
     return (("SCALAR", SCALARS[scalar]), ("WEIGHT", SCALARS[weight]), ("CACHE", SCALARS[cache]))
 
 

@@ -61,7 +61,6 @@ class Grid(NamedTuple):
     order: np.ndarray | None = None
 
     def shape(self, shape: Shape) -> Shape:
-        """Of the scales of a weight of this shape."""
         return -(-shape[0] // self.rows), -(-shape[1] // self.group)
 
     @property

@@ -118,7 +118,6 @@ def numbers(raw: Json, key: str, count: int) -> tuple[float, ...]:
 
 
 def flag(raw: Json, key: str, default: bool = False) -> bool:
-    """true or false."""
     value = required(raw, key, default)
     if not isinstance(value, bool):
         raise ModelError(f"{key} must be true or false but is {shown(value)}; correct config.json")

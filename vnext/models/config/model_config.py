@@ -244,12 +244,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attending_windows(self) -> tuple[int, ...]:
-        """The windows of these layers."""
         return tuple(self.windows[layer] if self.windows else 0 for layer in self.attending_layers)
 
     @property
     def head_dim_max(self) -> int:
-        """The size of the largest heads."""
         return max(self.head_dim, self.whole_heads.head_dim if self.whole_heads else 0)
 
     @property
@@ -273,12 +271,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins with the embedding."""
         return self.stage is None or self.stage.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends with the head."""
         return self.stage is None or self.stage.index == self.stage.count - 1
 
 

@@ -40,7 +40,6 @@ class TailLayer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensors(self) -> list[str]:
-        """The names of all its tensors."""
         return [name for name in (self.weight, self.bias, *self.norm) if name]
 
 

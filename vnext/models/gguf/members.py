@@ -66,7 +66,6 @@ class Members:
         return bool(self._metadata.get(f"{self.architecture}.{name}", usual))
 
     def has(self, name: str, layer: int = 0) -> bool:
-        """Whether a layer has such a tensor."""
         return f"blk.{layer}.{name}" in self.tensors
 
     def layers(self, name: str) -> list[int]:

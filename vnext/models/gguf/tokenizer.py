@@ -44,7 +44,6 @@ class Vocabulary:
             raise ModelError("the file's vocabulary is empty, names a token twice or has types of other tokens; download it again")
 
     def settings(self) -> dict[str, object]:
-        """tokenizer_config.json."""
         named = {f"{name}_token": self.tokens[number] for name in NAMED if (number := self.number(name)) is not None}
         templates = {key.removeprefix(TEMPLATE).lstrip(".") or "default": text for key, text in self._metadata.items()
                      if key.startswith(TEMPLATE) and isinstance(text, str)}
@@ -62,7 +61,6 @@ class Vocabulary:
         return list(dict.fromkeys(number for number in found if number is not None))
 
     def json(self) -> dict[str, object]:
-        """tokenizer.json."""
         if self.model not in KINDS:
             raise ModelError(f"the file's tokenizer is of the kind {self.model!r:.120}; kinds {', '.join(KINDS)} are read")
         whole = self._byte_level() if self.model == "gpt2" and self._get("pre", "") not in PIECES else self._pieces()

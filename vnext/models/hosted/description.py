@@ -267,6 +267,5 @@ def empty(model: PreTrainedModel, weights: tuple[Weight, ...]) -> None:
 
 
 def set_module(model: PreTrainedModel, path: str, module: nn.Module) -> None:
-    """Put a module in the place of one of a model."""
     parent, _, own = path.rpartition(".")
     model.get_submodule(parent)._modules[own] = module

@@ -146,7 +146,6 @@ class Params(NamedTuple):
 
 
 def settings_of(config: ModelConfig) -> str:
-    """The model's config.json."""
     assert config.hosted is not None
     return config.hosted.settings
 

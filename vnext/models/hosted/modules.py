@@ -205,13 +205,11 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU by the error function."""
     wide = x.float()
     return torch.erf(wide * math.sqrt(0.5)).add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU in its tanh form."""
     if x.is_meta:
         return torch.empty_like(x)
     found: torch.Tensor = operations(x.device.type).activate(x.reshape(-1, x.shape[-1]), None, None, "gelu_tanh")
@@ -219,13 +217,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(1.702 * x)."""
     wide = x.float()
     return (wide / (wide * -1.702).exp_().add_(1.0)).to(x.dtype)
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The logistic function."""
     return x.float().neg().exp_().add_(1.0).reciprocal_().to(x.dtype)
 
 

@@ -55,7 +55,6 @@ class OwnAttention(NamedTuple):
     paged_attention: Callable[[torch.Tensor, AttentionCall], torch.Tensor]
 
     def among(self, others: Operations) -> Operations:
-        """The others with this attention."""
         return others._replace(attention_metadata=self.attention_metadata, paged_attention=self.paged_attention)
 
 

@@ -80,7 +80,6 @@ def shifted_norm(source: Source, name: str) -> Array:
 
 
 def layer_norm(source: Source, name: str) -> LayerNorm:
-    """A layer norm, which works in float32."""
     return LayerNorm(source.wide(name + ".weight"), source.wide(name + ".bias"))
 
 
@@ -161,7 +160,6 @@ def plain_mlp(source: Source, here: str, up: str, down: str, *, bias: bool = Fal
 
 
 def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "mlp.") -> GatedMlp:
-    """The gated MLP of the layer at `prefix`."""
     here = prefix + name
     return GatedMlp(
         gated(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)

@@ -102,7 +102,6 @@ def latent_axes(config: ModelConfig) -> LayoutTable:
 def assemble_attention(
     source: Source, config: ModelConfig, prefix: str, name: str = "self_attn.", output: str = "o_proj"
 ) -> LatentAttention:
-    """That of the layer at `prefix`, by DeepSeek's names."""
     latent, here, bias = config.latent, prefix + name, config.attention_bias
     assert latent is not None
     whole, parts = here + "kv_b_proj.weight", (here + "k_b_proj.weight", here + "v_b_proj.weight")

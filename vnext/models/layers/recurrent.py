@@ -188,7 +188,6 @@ def layer_caches(kv: KvCache, batch: ForwardBatch, config: ModelConfig) -> tuple
 
 
 def assemble_convolution(source: Source, prefix: str, *, bias: bool) -> ShortConvolution:
-    """The convolution at `prefix`, which ends with a dot."""
     return ShortConvolution(
         inner=linear(source, prefix, "in_proj", bias=bias),
         weight=source.fused((prefix + "conv.weight",)),
@@ -214,7 +213,6 @@ def assemble_delta_net(source: Source, prefix: str) -> DeltaNet:
 
 
 def assemble_mamba(source: Source, config: ModelConfig, prefix: str) -> Mamba:
-    """The Mamba-2 at `prefix`, which ends with a dot."""
     assert config.recurrent is not None
     return Mamba(
         inner=linear(source, prefix, "in_proj"),

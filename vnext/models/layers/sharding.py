@@ -233,7 +233,6 @@ def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:
 
 
 def axis_size(axis: AnyAxis, config: ModelConfig) -> int:
-    """The whole size of an axis."""
     if isinstance(axis, Sized):
         return axis.size
     match axis:
@@ -274,7 +273,6 @@ def axis_size(axis: AnyAxis, config: ModelConfig) -> int:
 
 
 def _state_size(axis: Axis, recurrent: Recurrent) -> int:
-    """The whole size of an axis of recurrent layers."""
     sizes = {
         Axis.STATE_KEYS: recurrent.keys,
         Axis.STATE_VALUES: recurrent.values,
@@ -313,7 +311,6 @@ def axis_part(axis: AnyAxis, config: ModelConfig, parallel: Parallel) -> Part:
 
 
 def local_heads(config: ModelConfig, world_size: int) -> int:
-    """Query heads on one rank."""
     return config.head_count // world_size
 
 

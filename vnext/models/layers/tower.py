@@ -155,7 +155,6 @@ def band_of(states: int, parts: int) -> int:
 
 
 def parts_of(states: int, band: int) -> int:
-    """The parts of one layer."""
     return 1 if band >= states else -(-states // band) + -(-states // (KEYS * band))
 
 

@@ -119,7 +119,6 @@ class Checkpoint:
         return sorted(self._tensors)
 
     def file(self, name: str) -> Path:
-        """The file that a tensor is in."""
         return self._tensors[name].file
 
     def stored_dtype(self, name: str) -> str:
@@ -320,7 +319,6 @@ class Drawn(NamedTuple):
     start: int = 0
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
-        """A part of the tensor."""
         width = prod(self.shape[1:])
         rows = range(self.shape[0])[ranges[0] if ranges else slice(None)]
         columns = range(width)[ranges[1] if len(ranges) > 1 else slice(None)]

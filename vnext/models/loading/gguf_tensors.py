@@ -232,7 +232,6 @@ def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelC
 
 
 def _block(type_: str) -> int:
-    """How many numbers a block of a type has."""
     return next(count for name, count, _ in sizes().values() if name == type_)
 
 

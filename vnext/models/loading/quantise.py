@@ -58,7 +58,6 @@ class Scheme(NamedTuple):
         return {"weight_packed": packed, "weight_scale": (dtype, (outputs, inputs // group)), "weight_shape": ("I64", (2,))}
 
     def tensors(self, weight: np.ndarray, rounded: Rounded) -> tuple[np.ndarray, ...]:
-        """The arrays of `entries`."""
         if self.is_float:
             return rounded.numbers, rounded.scales
         return to_words(unsigned(rounded.numbers, self.bits), self.bits), rounded.scales, np.array(weight.shape)

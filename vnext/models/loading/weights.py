@@ -320,7 +320,6 @@ class Loader:
         return packed
 
     def _packed_codes(self, names: tuple[str, ...], gate: str) -> object:
-        """Pack the codes that the files have."""
         forms, shards = self._known_forms[names, gate], self._stored.shards(names[0])
         run, parts = self._stored.run(names[0]), [part for name in names for part in self._stored.parts(name)]
 

@@ -69,7 +69,6 @@ _mooncake_decoder = msgspec.json.Decoder(MooncakeLine)
 
 
 def to_jsonl(arrivals: Iterable[RequestArrived]) -> Iterator[bytes]:
-    """A line for each request."""
     for event in arrivals:
         brought = unpack_tokens(event.generated).tolist() if isinstance(event, RequestResumed) else msgspec.UNSET
         yield msgspec.json.encode(

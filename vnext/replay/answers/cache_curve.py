@@ -85,7 +85,6 @@ class CacheCurve:
             self._forgotten = dict(self._counts)
 
     def done(self) -> Curve:
-        """The curve of the log so far."""
         sizes = np.sort(np.concatenate([np.empty(0, np.int64), *self._sizes]))
         least = max(self._most_held, 1)
         known = np.maximum(sizes[sizes < NEVER], least)

@@ -117,7 +117,6 @@ class _Counting:
         return self.found.setdefault(client, _OfClient())
 
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
-        """Take one folded event."""
         us = self._clock.known_us(item.frame_end, item.before.committed)
         match item.event:
             case RequestArrived() | RequestResumed() as event:

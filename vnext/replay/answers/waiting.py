@@ -111,6 +111,5 @@ class WaitClock:
 
 
 def in_time(reason_ms: dict[str, float]) -> str:
-    """Reasons with their times, in one line."""
     return ", ".join(f"{why} {ms:,.0f} ms" for why, ms in reason_ms.items() if ms >= IN_TIME_MS)
 

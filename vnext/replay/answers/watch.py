@@ -298,7 +298,6 @@ def print_progress(console: Console, answer: Watched, quiet_s: float = 0.0, kept
 
 
 def print_watched(console: Console, answer: Watched) -> None:
-    """Print the outcome."""
     if answer.alarm is None:
         print_progress(console, answer)
         if answer.closed:

@@ -185,7 +185,6 @@ class _Words:
         return HEADLINES[top.cause].format_map(self.words)
 
     def _drift(self) -> dict[str, object]:
-        """Which rank differed, and in what."""
         if self._written.drift is None:
             return {}
         _, report = self._written.drift
@@ -222,7 +221,6 @@ class _Words:
         return None if self._wall_us is None or np.isnan(us) else (us + self._wall_us) / 1e6
 
     def evidence(self, top: Charge) -> list[str]:
-        """What the log shows of a cause."""
         if top.cause in FAILURES:
             living = sum(not life.end for life in self._written.lives.values())
             return [f"{counted(living, 'request')} had no whole answer yet{_at(self._wall_s(top.from_us))}"]

@@ -67,7 +67,6 @@ class Help(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_for(cause: str, config: SchedulerConfig) -> list[Changes]:
-    """The settings to try against a cause."""
     def more(name: str, *factors: int) -> list[Changes]:
         return [((name, factor * getattr(config, name)),) for factor in factors]
 
@@ -178,7 +177,6 @@ def figures_of(ran: Ran, others: Sequence[bool] = ()) -> Figures:
 
 
 def recorded(ledger: Ledger) -> Figures:
-    """The figures of a log itself."""
     lives = [(life.came_us, life.first_us, life.last_us) for life in ledger.lives.values()]
     served = [(came, first, last) for came, first, last in lives if came is not None and first is not None and last is not None]
     return _figures([first - came for came, first, _ in served], [last - came for came, _, last in served], None)

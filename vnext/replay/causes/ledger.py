@@ -137,7 +137,6 @@ class _Writing:
         return self._reuse.preemptions
 
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
-        """Take one folded event."""
         us, event = self.clock.known_us(item.frame_end, item.before.committed), item.event
         self._now_us = us if us is not None else self._now_us
         self._reuse.hear(item)

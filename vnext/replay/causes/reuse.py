@@ -49,7 +49,6 @@ class Reuse:
         self._prompts: deque[tuple[str, np.ndarray]] = deque(maxlen=RECENT)  # with their salts
 
     def hear(self, item: Folded) -> None:
-        """Take one folded event."""
         event, before = item.event, item.before
         match event:
             case RequestArrived():

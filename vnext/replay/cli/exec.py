@@ -133,7 +133,6 @@ def _version_of(text: str) -> tuple[int, Path]:
 
 @contextmanager
 def progress_of(what: str, compared: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
-    """Show progress on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -174,7 +174,6 @@ def _unknown(given: str, known: Iterable[str]) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:
-    """All options of a parser and of its commands."""
     found = {flag for action in parser._actions for flag in action.option_strings}
     commands = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return found.union(*(_flags(command) for choices in commands for command in choices.values()))

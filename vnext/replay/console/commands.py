@@ -94,7 +94,6 @@ def writing(out: Path, what: str = "file") -> Iterator[None]:
 
 
 def how_ended(arguments: argparse.Namespace) -> Ended:
-    """How the command's logs end."""
     paths = logs_of(arguments)
     return ended_all([ended(open_log(path)) for path in paths], [str(path) for path in paths])
 
@@ -123,7 +122,6 @@ def top_of(arguments: argparse.Namespace, top_max: int) -> int:
 
 
 def logs_of(arguments: argparse.Namespace) -> list[Path]:
-    """The command's logs."""
     given = [getattr(arguments, "log", None), getattr(arguments, "other", None), *getattr(arguments, "others", ())]
     return [found for path in map(Path, filter(None, given)) for found in logs_at(path)]
 

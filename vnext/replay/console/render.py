@@ -215,7 +215,6 @@ def _reported_plans(answer: Verdict) -> str:
 
 
 def conclusion(answer: Verdict) -> str:
-    """The verdict in one line."""
     if answer.difference is not None and answer.difference in answer.decisions:
         return f"the log folds, but {counted(answer.decisions_differ, 'decision')} of {answer.steps:,} would differ"
     if answer.difference is not None:

@@ -34,7 +34,6 @@ def print_executed(console: Console, answer: Executed) -> None:
 
 
 def print_lacking(console: Console, lacking: list[str]) -> None:
-    """Print which weights are not here."""
     for sentence in lacking:
         console.print(f"not compared: {sentence}", style="yellow", soft_wrap=True)
 
@@ -50,7 +49,6 @@ def numbers(numerics: dict[str, object]) -> str:
 
 
 def print_tokens(console: Console, first: TokenDifference, differences: list[TokenDifference]) -> None:
-    """Print the first difference, then a table of all."""
     facts(console, "first difference", [
         ("where", f"step {first.step}, request {first.request}, position {first.position}"),
         ("recorded", f"token {first.recorded}, log-probability {first.recorded_logprob:.4f} in this run"),
@@ -105,7 +103,6 @@ def print_bisected(console: Console, answer: Bisected) -> None:
 
 
 def place(found: OperationDifference) -> str:
-    """Layer and operation in words."""
     where = f"layer {found.layer}" if found.layer >= 0 else "outside of the layers"
     return f"{where}, {found.operation}"
 

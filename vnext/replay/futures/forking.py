@@ -117,7 +117,6 @@ class _Course:
 
     @property
     def state(self) -> State:
-        """The newest one."""
         return self.engine.state
 
     def all_events(self) -> Iterator[AnyEvent]:
@@ -224,7 +223,6 @@ class _Course:
         self._take(self.engine.take())
 
     def _take(self, ready: Ready) -> None:
-        """Note the events."""
         self.events += ready.events
         self._check_all(len(ready.events))
         before, event = ready.befores[0], ready.events[0]

@@ -49,7 +49,6 @@ class Ground(msgspec.Struct, frozen=True):
     pace: Pace
 
     def score(self, trial: Trial, objective: Objective) -> RunScore:
-        """The outcome of a run."""
         clock = self.redrawn(trial.seed) if trial.seed else timed(self.model, self.taken, self.pace)
         ran = rerun(weighed(self.taken, trial.changes), self.started, changed(self.started, trial.changes), clock)
         return score(words(trial.changes), ran, objective)

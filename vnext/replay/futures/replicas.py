@@ -97,7 +97,6 @@ def _run(
 
 
 def _place(router: Router, engines: Sequence[Rerun], event: RequestArrived) -> int:
-    """Where a request goes."""
     for view, engine in zip(router.views, engines):
         view.state = engine.state
     prompt = Prompt.of(event.prompt, event.sampling, event.cache_salt, generated_by(event))
@@ -108,7 +107,6 @@ def _place(router: Router, engines: Sequence[Rerun], event: RequestArrived) -> i
 
 
 def together(runs: Sequence[Ran]) -> Ran:
-    """Several engines' runs as one."""
     sums = {
         name: sum(getattr(each, name) for each in runs)
         for name in ("steps", "larger", "preemptions", "refused", "hit_tokens", "queried_tokens")
@@ -145,7 +143,6 @@ NAMES = ("replicas", "policy", "hits", "ttft p50", "p99", "itl p50", "p99", "tok
 
 
 def print_replicas(console: Console, answer: Replicas) -> None:
-    """Print a line for each run."""
     console.print(
         f"step times: error on left-out steps {answer.step_error_p50:.1%} at the median, {answer.step_error_p99:.1%} at 99 %",
         style="dim",

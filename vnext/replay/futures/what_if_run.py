@@ -182,7 +182,6 @@ class Rerun:
 
     @property
     def state(self) -> State:
-        """The newest one."""
         return self.engine.state
 
     @property

@@ -62,7 +62,6 @@ class RunScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score(changes: str, ran: Ran, objective: Objective) -> RunScore:
-    """Score a run by its clients' latencies."""
     came = [served for served in ran.served if not served.is_older]
     reported = [served for served in came if served.tokens]
     first = np.array([served.first_us - served.arrived_us for served in reported])

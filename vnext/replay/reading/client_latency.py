@@ -216,7 +216,6 @@ class LatencyCollector:
         self.firsts, self.gaps, self.steps = Worst[First]([], {}), Worst[Gap]([], {}), Worst[Step]([], {})
 
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
-        """Take one folded event."""
         event, before, after = item.event, item.before, item.after
         us = self._clock.known_us(item.frame_end, before.committed)
         match event:
@@ -268,12 +267,10 @@ class LatencyCollector:
             self._close(id_)
 
     def _close(self, id_: int) -> None:
-        """Close a request that has left."""
         self._alive.pop(id_, None)
         self._abreast.pop(id_, None)
 
     def _step(self, scheduled: StepInFlight, us: float | None) -> None:
-        """Note a committed step."""
         self._committed_steps = scheduled.step + 1
         is_early, is_first = scheduled.step not in self._planned_us, scheduled.step == self._first_step
         began_us, last_us = self._planned_us.pop(scheduled.step, None), self._last_us

@@ -38,7 +38,6 @@ class Folded(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def plan(self) -> StepPlanned | None:
-        """The event as a step's plan."""
         return plan_of(self.event)
 
 
@@ -140,5 +139,4 @@ def missing(frame: Frame) -> str:
 
 
 def refused(event: AnyEvent, error: Exception) -> str:
-    """Describe an event that cannot be folded."""
     return f"the reducer refuses {type(event).__name__}: {error}"

@@ -87,7 +87,6 @@ class Segment:
 
     @property
     def known(self) -> Directory | None:
-        """The index, if it is there already."""
         if self._directory is None:
             self._directory = self._cached()
         return self._directory

@@ -58,7 +58,6 @@ class StepCounter:
         self._planned_us: float | None = before.planned_us
 
     def meet(self, frame: Frame, after: State) -> None:
-        """Take a folded frame."""
         if after.planned > self._planned and after.in_flight:
             scheduled, counts = after.in_flight[-1], self._counts
             counts["tokens"][scheduled.tokens] += 1

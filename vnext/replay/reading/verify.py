@@ -130,7 +130,6 @@ class _Checks:
         self._counts = dict.fromkeys(COUNTED, 0)
 
     def meet(self, item: Fold) -> None:
-        """Check what was folded next."""
         match item:
             case Planning():
                 self.plan(item)

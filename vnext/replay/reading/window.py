@@ -63,7 +63,6 @@ def add_at(asking: argparse.ArgumentParser) -> None:
 
 
 def add_window(asking: argparse.ArgumentParser) -> None:
-    """Add `--at`, `--from` and `--to`."""
     add_at(asking)
     asking.add_argument("--from", dest="begin", metavar="TIME", default="", help="only from this time on")
     asking.add_argument("--to", dest="end", metavar="TIME", default="", help="only up to this time")

@@ -73,7 +73,6 @@ class Writer:
             self._open(codec.next_header(self._header, self.chain, before.sequence, kept, self.frames))
 
     def write(self, body: bytes, after: State) -> None:
-        """Write one frame: its body, and the state after it."""
         state_digest = digest(after)
         self.chain = codec.chained(self.chain, state_digest, body)
         self.decisions = codec.chained(self.decisions, state_digest, b"")

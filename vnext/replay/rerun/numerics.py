@@ -49,7 +49,6 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = ""
 
     def words(self) -> str:
-        """The numerics in words."""
         weights = [self.quantization] if self.quantization != "none" else []
         weights += [f"activations in {self.activations}"] if self.activations != INT8 else []
         cache = [f"a cache of {self.kv_cache_dtype}"] if self.kv_cache_dtype != "auto" else []

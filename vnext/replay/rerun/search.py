@@ -435,7 +435,6 @@ def gap(pair: Pair, tolerance: float) -> Gap:
 
 
 def parts_of(result: Any) -> tuple[torch.Tensor, ...]:
-    """A result as a tuple of tensors."""
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -118,7 +118,6 @@ class Kernels:
 
     @property
     def name(self) -> str:
-        """The name in a log."""
         return PLAIN if self.is_torch else (native.level() if self._level is None else self._level).name
 
     @contextmanager

@@ -110,7 +110,6 @@ class Watch:
         self._described: dict[int, tuple[Any, AttentionStep]] = {}
 
     def begin(self) -> None:
-        """Begin the next step."""
         self._layer, self._weight = -1, ""
         self._described.clear()
 

@@ -159,7 +159,6 @@ def _pair(times: Counter[int]) -> tuple[float, float] | None:
 
 
 def _whole(read: Sequence[_Read]) -> Engine:
-    """All engines as one."""
     engines = [each.engine for each in read]
     times = {kind: _sum(read, kind) for kind in KINDS}
     begins = [each.began for each in engines if each.began is not None]

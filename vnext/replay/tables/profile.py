@@ -187,13 +187,11 @@ def operations_of(parts: dict[str, Part], total_ms: float) -> list[OperationTime
 
 
 def slice_of(name: str, thread: int, at_us: float, us: float, details: dict[str, object], pid: int = AGAIN) -> str:
-    """A trace event."""
     found = {"ph": "X", "pid": pid, "tid": thread, "ts": round(at_us, 3), "dur": round(us, 3), "name": name, "args": details}
     return json.dumps(found, separators=(",", ":"))
 
 
 def process_line(name: str, pid: int = AGAIN) -> str:
-    """The trace event that names a process."""
     return f'{{"ph":"M","pid":{pid},"tid":0,"name":"process_name","args":{{"name":"{name}"}}}}'
 
 

@@ -98,7 +98,6 @@ class _Page:
         return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}" if self.is_timed else f"step {1e3 * seconds:,.0f}"
 
     def text(self, end: str) -> str:
-        """The whole page."""
         started, name = self.log.header.started, escape(printable(self.path.name))
         when = f"{datetime.fromtimestamp(self.axis.begin, UTC):%Y-%m-%d}, " if self.is_timed and self.step_count else ""
         about = [
@@ -235,7 +234,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def print_report(console: Console, answer: Report) -> None:
-    """The headline and the file."""
     console.print(printable(answer.headline), style="bold", soft_wrap=True)
     about = f"{counted(answer.requests, 'request')}, {counted(answer.steps, 'step')}"
     console.print(f"written: {printable(answer.out)}, {about}", soft_wrap=True)

@@ -91,7 +91,6 @@ class LiveWalk(Walk):
 
     @property
     def state(self) -> State:
-        """The newest state."""
         return self._following.state
 
     @property

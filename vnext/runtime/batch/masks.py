@@ -143,7 +143,6 @@ class RowMasks:
 
     @property
     def _size(self) -> int:
-        """Tokens of the vocabulary."""
         assert self._vocabulary is not None, "constraints need the checkpoint's vocabulary"
         return self._vocabulary.size
 

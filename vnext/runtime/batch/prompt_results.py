@@ -58,7 +58,6 @@ class PromptSums:
         self._tail = tail
 
     def results(self, prompts: PromptInputs, computed: Sequence[np.ndarray]) -> tuple[PromptResult, ...]:
-        """The results of one step from the arrays of `compute`."""
         self._sums = {id_: total for id_, total in self._sums.items() if id_ in prompts.live}
         *scored, hidden = computed
         results, at, pooled_at = [], 0, 0

@@ -40,7 +40,6 @@ class TokenCounts:
         self.output = np.bincount(answer, minlength=vocab_size).astype(np.int32)
 
     def plus(self, tokens: np.ndarray) -> TokenCounts:
-        """The counts with these output tokens too."""
         if not len(tokens):
             return self
         more = copy(self)
@@ -76,7 +75,6 @@ class SamplingColumns:
         self._cached_inputs: dict[bytes, CachedInputs] = {}  # by the bytes of the row indices
 
     def join(self, place: int, state: State, row: int) -> None:
-        """A request takes a batch row."""
         self._cached_inputs = {}
         request = state.requests[int(state.rows.id[row])]
         sampling = request.sampling

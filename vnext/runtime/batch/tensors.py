@@ -28,7 +28,6 @@ def tensors_of_batch(batch: ForwardBatch) -> ForwardBatch:
 
 
 def tensors_of_sampling(inputs: SamplingInputs) -> SamplingInputs:
-    """The parameters as tensors."""
     return _sampling(inputs, _joined)
 
 

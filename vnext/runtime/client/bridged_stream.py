@@ -55,7 +55,6 @@ class BridgedStream:
     # ---- in the client's loop --------------------------------------------------------------------------------------
 
     def submit(self, client: AnyEngineClient, requests: Sequence[SubmitRequest]) -> None:
-        """Send the requests."""
         try:
             self._stream = client.submit_all(requests)
         except Exception as error:  # for the consumer, in whose loop it is raised

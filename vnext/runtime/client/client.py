@@ -166,7 +166,6 @@ class EngineClient:
 
     @property
     def live(self) -> Iterable[LiveRequest]:
-        """The live requests, in their order."""
         return self._live.values()
 
     def has_any(self, names: Iterable[str]) -> bool:
@@ -230,7 +229,6 @@ class EngineClient:
             each.stream.put(RequestOutput(name=name, tokens=b"", finish="abort"))
 
     def abort_all(self, reason: AbortReason) -> None:
-        """`abort` for every live request."""
         self.abort(tuple(self._live), reason)
 
     def reset_prefix_cache(self) -> None:

@@ -45,7 +45,6 @@ class Encode(OutputStream):
         self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, late)
 
     def request(self) -> LiveRequest:
-        """The request of the inputs."""
         return LiveRequest(of_inputs(self._original.request), self)
 
     def given_back(self) -> LiveRequest:

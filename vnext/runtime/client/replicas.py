@@ -163,7 +163,6 @@ class Replicas:
         return stream
 
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
-        """As EngineClient does."""
         names = tuple(names)
         for client in self._all:
             client.abort(names, reason)
@@ -196,7 +195,6 @@ class Replicas:
         return [value for values in done for value in values] if isinstance(operation, CallRanks) else done[0]
 
     async def close(self) -> None:
-        """As EngineClient does."""
         self._is_closed = True
         await asyncio.gather(*(client.close() for client in self._all))
         if self._decisions is not None:
@@ -343,7 +341,6 @@ class Prefill(OutputStream):
         self._original, self._go_on = live, go_on
 
     def request(self) -> LiveRequest:
-        """The request of the prompt."""
         own = self._original.request
         sampling = Sampling(seed=0, max_tokens=1, temperature=0.0)
         return LiveRequest(replace(own, sampling=sampling, has_seed=True, hands_over=True), self)

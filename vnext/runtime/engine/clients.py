@@ -382,7 +382,6 @@ class Backlog:
         self._stats: EngineStats | None = None
 
     def add(self, message: EngineMessage) -> None:
-        """Merge one more message."""
         match message:
             case Outputs():
                 for place, number in enumerate(memoryview(message.numbers).cast("q")):

@@ -113,7 +113,6 @@ class EngineCore:
 
     @property
     def state(self) -> State:
-        """The newest one."""
         return self.engine.state
 
     def measure_draft_costs(self) -> None:

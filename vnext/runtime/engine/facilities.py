@@ -61,7 +61,6 @@ class Facilities:
         self._takers = {kind: facility for facility in self.all for kind in facility.answers}
 
     def measure_draft_costs(self) -> None:
-        """Measure by the steps that follow what drafts cost."""
         self.draft_costs = DraftCosts()
         self.all.append(self.draft_costs)
 
@@ -75,7 +74,6 @@ class Facilities:
             facility.lose_steps()
 
     def lose_ranks(self) -> None:
-        """The ranks are lost."""
         for facility in self.all:
             facility.lose_ranks()
 

@@ -344,7 +344,6 @@ def measures_drafts(engine: EngineSettings, started: EngineStarted) -> bool:
 
 
 def log_bounds(engine: EngineSettings) -> Bounds:
-    """The bounds of the log."""
     return Bounds(
         max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
         compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,

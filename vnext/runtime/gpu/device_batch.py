@@ -184,7 +184,6 @@ class DeviceBatch(BatchRows):
 
     @property
     def has_drafts(self) -> bool:
-        """Whether steps may have drafts."""
         return self._config.speculation is not None
 
     @property

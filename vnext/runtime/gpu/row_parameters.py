@@ -46,7 +46,6 @@ class RowParameters:
 
     @property
     def tables(self) -> RowTables:
-        """The tables that `adjust_rows` reads."""
         rates, marks = self._floats[RATES_AT:], self._longs[MARKS_AT:]
         return RowTables(rates, marks, self._history, self._bias_tokens, self._bias_values, self._stop_tokens)
 

@@ -87,7 +87,6 @@ class SamplingUpdates:
         )
 
     def leave(self, place: int) -> None:
-        """A row is free."""
         self._pending_updates.pop(place, None)
         self._kept = [each for each in self._kept if each[0] != place]
         self._masks.leave(place)

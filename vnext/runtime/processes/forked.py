@@ -59,7 +59,6 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the pipes."""
         self.stdin.close()
         self.stderr.close()
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 
 def folder() -> str:
-    """The folder of shared memory."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 

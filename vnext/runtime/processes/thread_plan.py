@@ -260,7 +260,6 @@ def siblings(devices: Path, cpu: int, among: tuple[int, ...]) -> tuple[int, ...]
 
 
 def nodes_of(devices: Path) -> dict[int, int]:
-    """The node of each logical processor."""
     folders = sorted((devices / "node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     return {cpu: int(folder.name[4:]) for folder in folders for cpu in numbers_of(read(folder / "cpulist"))}
 
@@ -279,5 +278,4 @@ def fast_cpus(root: Path, allowed: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def nodes_text(nodes: tuple[int, ...]) -> str:
-    """Nodes, for people."""
     return f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {list_of(nodes)}"

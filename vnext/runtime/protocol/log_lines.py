@@ -36,7 +36,6 @@ class PatientStream:
         self._lock, self._is_stuck = threading.Lock(), False
 
     def write(self, text: str) -> None:
-        """Write a text."""
         self.pass_on(text.encode(errors="backslashreplace"))
 
     def flush(self) -> None:

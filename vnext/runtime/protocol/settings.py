@@ -202,11 +202,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def step_tokens(self, on_gpu: bool) -> int:
-        """The most tokens of a step."""
         return self.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
 
     @property

@@ -42,7 +42,6 @@ class RoutedExperts:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a token."""
         return IDS().itemsize * self.shape[0] * self.shape[1]
 
     def make(self, page_count: int, block_size: int) -> None:

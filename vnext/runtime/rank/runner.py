@@ -157,12 +157,10 @@ class ModelRunner:
 
     @property
     def device_type(self) -> str:
-        """The kind of device."""
         return self.device.partition(":")[0]
 
     @property
     def dtype(self) -> str:
-        """That of activations."""
         return self.settings.dtype
 
     @property
@@ -261,7 +259,6 @@ class ModelRunner:
         refill_params(weights.params, weights.kept, tensors, self.config, self.parallel, self._dtype, self.device, self._formats)
 
     def cache_memory(self) -> list[Array]:
-        """The arrays of the cache, on the host."""
         return [each for pair in self.cache.kv for each in pair]
 
     def page_rows(self) -> list[np.ndarray]:

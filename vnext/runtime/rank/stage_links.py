@@ -41,7 +41,6 @@ class StagePlace(NamedTuple):
 
 
 def stage_place(settings: RankSettings) -> StagePlace:
-    """Where a rank stands."""
     size = settings.world_size // settings.pipeline_parallel_size
     return StagePlace(settings.pipeline_parallel_size - 1 - settings.rank // size, settings.rank % size, size)
 

@@ -142,7 +142,6 @@ class RankTier:
         self._has_warned, self._said = False, set[str]()
 
     def found(self) -> DiskFound:
-        """What is on disk."""
         if self._files is None:
             return DiskFound(blocks=b"", file_bytes=0)
         found = DiskFound(blocks=_listed(self._files), file_bytes=self._files.file_bytes)

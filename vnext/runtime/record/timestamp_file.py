@@ -21,7 +21,6 @@ frame_behind_step = struct.Struct("<4Q")
 
 
 def timestamps_path(segment: Path) -> Path:
-    """The file of a segment's timestamps."""
     return segment.with_name(timestamps_name(segment.name))
 
 

@@ -109,7 +109,6 @@ class Taker:
         return self.take(self._of_name[output.name], output)
 
     def take(self, choice: Choice, output: RequestOutput) -> bool:
-        """Take an output of a choice."""
         if output.prompt and not (output.tokens or output.finish):
             self._push(choice, output)  # no part of the answer yet
             return True

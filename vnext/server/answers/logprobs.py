@@ -132,7 +132,6 @@ def _alternatives(spell: Spell, text: str, logprobs: TokenLogprobs, count: int) 
 
 
 def logprob_entry(tokenizer: Tokenizer, spell: Spell, token: int, logprob: float) -> dict[str, Any]:
-    """A token with its bytes."""
     return {"token": spell(token), "logprob": _finite(logprob), "bytes": list(tokenizer.token_text(token).data)}
 
 

@@ -130,13 +130,11 @@ def _lines(segments: Sequence[tuple[float, float, str]], point: str, is_vtt: boo
 
 
 def clock(seconds: float, point: str) -> str:
-    """00:00:00.000"""
     whole, thousandths = divmod(round(seconds * 1000), 1000)
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{thousandths:03}"
 
 
 def verbose(task: str, language: str, duration_s: float, heard: Sequence[Said]) -> Json:
-    """OpenAI's verbose_json."""
     shown = [
         {
             "id": at, "seek": seek, "start": round(segment.start_s, 2), "end": round(segment.end_s, 2), "text": text,

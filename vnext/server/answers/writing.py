@@ -280,7 +280,6 @@ class _SingleReader:
             await self._events.room()
 
     def _send(self, made: Iterable[Json], begin: int, end: int, is_last: bool = False) -> bool:
-        """Send the events of the tokens from `begin` to `end`."""
         if self._events is None:
             return True
         frames = [self._writer.frame(event) for event in made]

@@ -109,7 +109,6 @@ def faults_of(path: Path, bounds: LineBounds, endpoint: str) -> tuple[int, list[
 
 
 def body_of(request: Request) -> bytes:
-    """The body to send."""
     usual = {"priority": PRIORITY} if request.url in WITH_PRIORITY else {}
     return msgspec.json.encode(usual | request.body)
 

@@ -245,7 +245,6 @@ class ServerMetrics:
         self._http.add(method if method in _KNOWN_METHODS else "other", route, str(status))
 
     def text(self) -> bytes:
-        """The body of /metrics."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:

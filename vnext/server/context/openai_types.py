@@ -145,7 +145,6 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The arguments as text."""
         given = self.arguments or "{}"
         return given if isinstance(given, str) else msgspec.json.encode(given).decode()
 

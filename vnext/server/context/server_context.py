@@ -240,7 +240,6 @@ class ServerContext:
             raise InvalidRequest(sentence, "messages") from error
 
     def end_tokens(self, params: UncheckedParams) -> frozenset[int]:
-        """The tokens that end an answer."""
         ends = () if params.ignore_eos else self.client.ready.config.eos_token_ids
         return frozenset((*ends, *params.stop_token_ids))
 

@@ -65,7 +65,6 @@ class TextWork:
 
     @property
     def characters(self) -> int:
-        """Characters in work or in the queue."""
         return self._quota.amount
 
     async def run(self, characters: int, client: str, work: Callable[[], Result]) -> Result:

@@ -67,7 +67,6 @@ class CallTrace:
         self._first_s = 0.0
 
     def answer(self, times: AnswerTimes) -> None:
-        """An answer has ended."""
         self._reasons.append(times.reason)
         begun_s, first_s = times.begun_s, times.first_s
         phases = (("queue", times.submitted_s, begun_s), ("prefill", begun_s, first_s), ("decode", first_s, times.last_s))

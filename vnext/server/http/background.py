@@ -120,7 +120,6 @@ class Background:
         await asyncio.wait({running.task})
 
     async def close(self) -> None:
-        """Cancel all."""
         for running in [*self._running.values()]:
             await self.end(running)
 

@@ -141,5 +141,4 @@ def _reached(found: re.Match[str]) -> Reached:
 
 
 def with_id(event: bytes, id_: bytes) -> bytes:
-    """An event with its id."""
     return b"id: %b\n%b" % (id_, event)

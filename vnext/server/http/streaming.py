@@ -253,12 +253,10 @@ def _date(second: int) -> str:
 
 
 def frame_of(chunk: Mapping[str, object]) -> bytes:
-    """A chunk as an event."""
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
 def line_frame(event: Mapping[str, object]) -> bytes:
-    """An event as a line of NDJSON."""
     return _encode(event) + b"\n"
 
 

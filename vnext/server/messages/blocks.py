@@ -33,7 +33,6 @@ class MessageBuilder:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def part(self, part: Part) -> list[Event]:
-        """The events of a part."""
         match part:
             case Words():
                 return self._of("text", {"text": ""}) + [self._delta("text_delta", "text", part.text)]

@@ -40,7 +40,6 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def kind(self) -> str:
-        """Its type."""
         is_reference = self.id is not None and self.role is None and self.content is None
         return self.type or ("item_reference" if is_reference else "message")
 

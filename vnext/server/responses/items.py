@@ -36,7 +36,6 @@ class ItemBuilder:
         self._of_message: list[dict[str, Any]] = []  # the entries of the open one
 
     def part(self, part: Part) -> list[Event]:
-        """The events of a part."""
         match part:
             case Words():
                 return self._text("message", part.text)

@@ -219,7 +219,6 @@ class Folder:
                 path.unlink()
 
     def write(self, id_: str, entry: msgspec.Struct) -> None:
-        """Replace an entry in one step."""
         if self._path is None:
             return
         try:

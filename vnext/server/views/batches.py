@@ -42,7 +42,6 @@ OTHER_BYTES_MAX = 2**20  # of a body, beside its file
 
 
 async def create_file(request: web.Request) -> web.Response:
-    """POST /v1/files."""
     store = batches_of(request).store
     draft = store.draft(tenant_of(request))
     try:
@@ -69,19 +68,16 @@ async def list_files(request: web.Request) -> web.Response:
 
 
 async def get_file(request: web.Request) -> web.Response:
-    """GET /v1/files/{file_id}."""
     return _json(batches_of(request).store.file(request.match_info["file_id"], tenant_of(request)))
 
 
 async def get_file_content(request: web.Request) -> web.StreamResponse:
-    """GET /v1/files/{file_id}/content."""
     store = batches_of(request).store
     path = store.content(store.file(request.match_info["file_id"], tenant_of(request)).id)
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "X-Content-Type-Options": "nosniff"})
 
 
 async def delete_file(request: web.Request) -> web.Response:
-    """DELETE /v1/files/{file_id}."""
     id_ = request.match_info["file_id"]
     store = batches_of(request).store
     await _free(store.delete_file(store.file(id_, tenant_of(request)).id))
@@ -136,7 +132,6 @@ _DECODER = msgspec.json.Decoder(BatchBody)
 
 
 async def create_batch(request: web.Request) -> web.Response:
-    """POST /v1/batches."""
     batches = batches_of(request)
     body = await read_body(request, _DECODER)
     served = {resource.canonical for resource in request.app.router.resources()}
@@ -164,7 +159,6 @@ async def list_batches(request: web.Request) -> web.Response:
 
 
 async def get_batch(request: web.Request) -> web.Response:
-    """GET /v1/batches/{batch_id}."""
     return _json(batches_of(request).store.batch(request.match_info["batch_id"], tenant_of(request)))
 
 

@@ -26,7 +26,6 @@ _DECODER = msgspec.json.Decoder(ChatBody)
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
-    """The view."""
     call = await admit(request, "chatcmpl", _DECODER)
     check_calls(call.body.messages)
     chat = ChatRequest(call, call.body)
@@ -61,7 +60,6 @@ class _ChoiceRenderer:
         return self._is_plain and self._answer.is_plain
 
     def push(self, delta: Delta) -> None:
-        """Take in a delta."""
         self._ids += delta.token_ids
         parts = self._answer.push(delta)
         if self._entries is not None:

@@ -30,7 +30,6 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    """The view."""
     call = await admit(request, "cmpl", _DECODER)
     asked = CompletionRequest(call)
     with call.context.limiter.enter(asked.answer_count, call.client, asked.in_waves):
@@ -116,7 +115,6 @@ class _ChoiceRenderer:
         self.stop_reason: str | int | None = None
 
     def push(self, delta: Delta) -> None:
-        """Take in a delta."""
         count, spell = self._count, self._spell
         if count is not None and spell is not None and self._echoes:
             parts, self._echoes = self._choice.answer.prompt, False

@@ -148,7 +148,6 @@ _embedding, _rerank, _score = (msgspec.json.Decoder(kind) for kind in (Embedding
 
 
 async def create_embeddings(request: web.Request) -> web.Response:
-    """POST /v1/embeddings."""
     call = await admit(request, "embd", _embedding)
     body: EmbeddingBody = call.body
     wanted = Wanted(body.pooling, body.dimensions, body.normalize)

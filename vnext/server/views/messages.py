@@ -29,7 +29,6 @@ _COUNT = msgspec.json.Decoder(CountTokensBody)
 
 
 async def create_message(request: web.Request) -> web.StreamResponse:
-    """POST /v1/messages."""
     call = await admit(request, "msg", _MESSAGES)
     body: MessagesBody = call.body
     with in_words_of(body):
@@ -42,7 +41,6 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """POST /v1/messages/count_tokens."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _COUNT)
     with in_words_of(body):

@@ -203,7 +203,6 @@ async def _vectors(call: Call, name: str, texts: list[str], wanted: Wanted) -> t
 
 
 async def ollama_show(request: web.Request) -> web.Response:
-    """POST /api/show."""
     body, context = await read_body(request, _named), request.app[SERVER_CONTEXT]
     context.model_name(model_of(body.model or body.name), client_of(request))
     found = {"completion": True, "insert": context.infill is not None, "tools": context.dialect is not None}
@@ -230,7 +229,6 @@ async def ollama_tags(request: web.Request) -> web.Response:
 
 
 async def ollama_version(request: web.Request) -> web.Response:
-    """GET /api/version."""
     return web.json_response({"version": API_VERSION})
 
 

@@ -43,7 +43,6 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """GET /v1/models/{model}."""
     context = request.app[SERVER_CONTEXT]
     model = model_object(context, context.model_name(request.match_info["model"], client_of(request)))
     return web.json_response(anthropic_model(model) if VERSION_HEADER in request.headers else model)
@@ -63,7 +62,6 @@ async def get_live(request: web.Request) -> web.Response:
 
 
 async def get_version(request: web.Request) -> web.Response:
-    """GET /version."""
     return web.json_response({"version": __version__})
 
 
@@ -90,7 +88,6 @@ async def get_server_info(request: web.Request) -> web.Response:
 
 
 async def get_metrics(request: web.Request) -> web.Response:
-    """GET /metrics."""
     text = request.app[SERVER_CONTEXT].metrics.text()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

@@ -43,7 +43,6 @@ _DECODER = msgspec.json.Decoder(ResponsesBody)
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """POST /v1/responses."""
     store, tenant = request.app[RESPONSES], tenant_of(request)
     call = await admit(request, "resp", _DECODER)
     await _fetch_stored(request, call.body)
@@ -187,7 +186,6 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    """DELETE /v1/responses/{response_id}."""
     id_ = request.match_info["response_id"]
     if running := request.app[BACKGROUND].get(id_, tenant_of(request)):
         await request.app[BACKGROUND].end(running)

@@ -321,7 +321,6 @@ class Transcript:
         return [self._token(BEGIN), *task, *([] if timed else [self._first - 1])]
 
     async def _language_of(self, window: np.ndarray) -> str:
-        """The likeliest language of a sound."""
         names = {id_: name for name, id_ in self._languages.items()}
         params = UncheckedParams(temperature=0.0, max_tokens=1)
         [([token], _)] = await self._written(window, [self._token(BEGIN)], params, Constraint(allowed=tuple(sorted(names))), Sent())

@@ -168,7 +168,6 @@ async def pause(request: web.Request) -> web.Response:
 
 
 async def resume(request: web.Request) -> web.Response:
-    """POST /resume."""
     return web.json_response(await _opened(request).resume())
 
 
@@ -203,7 +202,6 @@ async def is_paused(request: web.Request) -> web.Response:
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
-    """POST /reset_prefix_cache."""
     _opened(request).reset_prefix_cache()
     return web.json_response({})
 

@@ -102,7 +102,6 @@ async def get_page_file(request: web.Request) -> web.Response:
 
 
 async def get_welcome(request: web.Request) -> web.Response:
-    """GET /."""
     if "text/html" in request.headers.get("Accept", ""):
         return await get_page_file(request)
     return web.Response(text=f"{_text(request.app[ROUTES])}\n\n{_example(request)}\n", headers=HEADERS)
@@ -147,7 +146,6 @@ def _example(request: web.Request) -> str:
 
 
 async def get_openapi(request: web.Request) -> web.Response:
-    """The view."""
     return answer_with(request, _encoded(request.app[ROUTES]))
 
 

@@ -97,7 +97,6 @@ class PlainState:
         self.histories = [part.tobytes() for part in _ranges(state.tokens, cells[fields.TOKENS_AT], self.rows.known)]
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.rows.id)
 
     def _held(self) -> list[list[int]]:

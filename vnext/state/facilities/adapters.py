@@ -19,7 +19,6 @@ replace = msgspec.structs.replace
 
 
 def slot_of(state: State, digest: str) -> int | None:
-    """The slot that holds this adapter; None if none does."""
     return next((place for place, slot in enumerate(state.slots) if slot is not None and slot.digest == digest), None)
 
 

@@ -23,7 +23,6 @@ ROWS_FEW = FEW_ROWS
 
 
 def costs_of(speculation: Speculation) -> tuple[int, int, int]:
-    """The costs by which a state decides."""
     return speculation.row_cost, speculation.step_cost, speculation.row_cost_many
 
 

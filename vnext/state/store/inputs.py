@@ -59,14 +59,12 @@ def inputs_in(tokens: np.ndarray) -> list[Input]:
 
 
 def length_at(tokens: np.ndarray, start: int) -> int:
-    """The tokens of the input that begins at `start`."""
     rest = tokens[start + 1 :]
     ends = np.flatnonzero((rest >= 0) | (rest < INPUT_BEGINS))
     return 1 + (int(ends[0]) if len(ends) else len(rest))
 
 
 def digest_at(tokens: np.ndarray, start: int) -> bytes:
-    """The digest of the input that begins at `start`."""
     words = (~tokens[start : start + DIGEST_WORDS] & (1 << BITS) - 1).tolist()
     number: int = sum(word << BITS * place for place, word in enumerate(words))
     return number.to_bytes(DIGEST_SIZE, "little")

@@ -132,7 +132,6 @@ class VersionedMap(Version[dict[Key, Value], _Change[Key, Value]], Generic[Key, 
         return self._own().get(key)
 
     def count(self, keys: Iterable[Key]) -> int:
-        """The number of these keys that are present."""
         return sum(map(self._own().__contains__, keys))
 
     def mapping(self) -> Mapping[Key, Value]:

@@ -117,5 +117,4 @@ def _bare(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
 
 
 def names_of(tools: Tools) -> frozenset[str]:
-    """The names of tools."""
     return frozenset(tool["function"]["name"] for tool in tools)

@@ -148,7 +148,6 @@ def bare_key(reader: Reader, mark: str) -> Reading[str]:
 
 
 def _plain(reader: Reader, take: Take, spelling: Spelling) -> Reading[None]:
-    """A text, a number or a constant."""
     if (quote := (yield from reader.take(*spelling.quotes))) is not None:
         yield from _texts(reader, take, spelling, quote)
         return

@@ -61,7 +61,6 @@ def dialect_of(template: str, tokens: Collection[str] = (), tool_parser: str = "
 
 
 def shows_tools(template: str) -> bool:
-    """Whether a chat template knows tools."""
     return _TOOLS.search(template) is not None
 
 

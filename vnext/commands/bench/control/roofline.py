@@ -134,7 +134,6 @@ class Roofline:
         return max(int(free // self._form.token_bytes), 0)
 
     def step_s(self, scheduled: StepInFlight) -> float:
-        """Seconds of a step."""
         _, _, context, attended = features_of(scheduled).tolist()
         return self.seconds(scheduled.tokens, context, attended)
 

@@ -25,7 +25,6 @@ STEPS_MAX = 1_200
 
 
 def started(config: SchedulerConfig) -> State:
-    """The state of a new engine of this configuration."""
     return start(EngineStarted(config=config, model="none", model_digest="", world_size=1, environment={}, started_ns=0))
 
 

@@ -133,7 +133,6 @@ class Chunk(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The text of all choices."""
         return self.added or "".join(choice.text or (choice.delta and choice.delta.content) or "" for choice in self.choices or ())
 
     @property

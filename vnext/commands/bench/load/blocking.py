@@ -38,7 +38,6 @@ class BlockingClient:
             return msgspec.json.decode(self.read(path, body), type=of)
 
     def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
-        """The bytes of an answer."""
         with failures(), self._open(path, body) as response:
             return response.read()
 
@@ -62,7 +61,6 @@ class BlockingClient:
 
 
 def is_here(url: str) -> bool:
-    """Whether a URL names this machine."""
     return urlsplit(url).hostname in HERE
 
 

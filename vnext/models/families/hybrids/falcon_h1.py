@@ -48,7 +48,6 @@ def given(raw: Json, key: str) -> Json:
 
 
 def side_by_side(raw: Json) -> Recurrent:
-    """What is Mamba-2 in every layer."""
     if has_norm := flag(raw, "mamba_rms_norm"):
         refuse({"mamba_norm_before_gate": True} | given(raw, "mamba_norm_before_gate"), "mamba_norm_before_gate", unless=(False,))
     before = number(raw, "ssm_in_multiplier", 1.0)

@@ -29,13 +29,11 @@ HEAD_DIM = 16
 
 
 def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  (a field of Family)
-    """The layouts."""
     around = {**dict.fromkeys(EMBEDDINGS, OWN_AXES["embeddings"]), "norm_f": OWN_AXES["norm_f"]}
     return {**around, **(OWN_AXES if config.architecture == SECOND else JAMBA_AXES(config))}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
     name = raw["architectures"][0]
     usual = DEFAULTS | (SECOND_DEFAULTS if name == SECOND else {})
     raw = raw | {key: value for key, value in usual.items() if raw.get(key) is None}
@@ -76,7 +74,6 @@ def states(raw: Json, name: str) -> Recurrent:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
     own = config.recurrent
     assert own is not None
     widths = (own.step_rank, own.key_dim, own.key_dim) if config.architecture == FALCON else ()

@@ -170,7 +170,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
 
 
 def parts_of(source: Source, config: ModelConfig, prefix: str, index: int) -> tuple[LatentAttention, GatedMlp | SparseMlp]:
-    """Attention and MLP of one layer."""
     by_sigmoid = config.experts is not None and config.experts.router.marks == "sigmoid"
     bias = "gate.e_score_correction_bias"
     is_there = by_sigmoid and (config.architecture != AX or f"{prefix}mlp.{bias}" in source)

@@ -62,7 +62,6 @@ def is_newer(architecture: str) -> bool:
 
 
 def tower_axes(tower: Tower) -> Mapping[str, Layout]:
-    """The layouts of the tower's weights."""
     joined, heads = Sized(tower.hidden_size * tower.shuffle**2), Axis.HEADS
     mergers = ("merger", "deepstack_merger_list")
     return {

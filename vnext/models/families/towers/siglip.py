@@ -22,7 +22,6 @@ AXES = MappingProxyType(
 
 
 def axes(tower: Tower) -> dict[str, Layout]:
-    """The layouts of its weights."""
     return {
         **AXES,
         "patch_embedding": Layout((Axis.HIDDEN,), Sized(tower.patch_size), kernel=(tower.patch, tower.patch)),

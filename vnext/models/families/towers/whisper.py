@@ -96,8 +96,6 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> ListenerParams:
-    """The parameters of the decoder."""
-
     def layer(index: int) -> ListenerLayer:
         here = f"{DECODER}layers.{index}."
         heard = here + "encoder_attn."
@@ -134,7 +132,6 @@ def tower_config(config: ModelConfig) -> ModelConfig:
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> SoundTowerParams:
-    """The parameters of the encoder, by its configuration."""
     return assemble_sound(source, config, ENCODER)
 
 

@@ -152,7 +152,6 @@ class PageFiles(PageFolder):
             raise
 
     def remove(self, names: Iterable[bytes]) -> None:
-        """Remove these files, as far as they are there."""
         for name in names:
             with suppress(OSError):
                 self._path(name).unlink()
@@ -186,7 +185,6 @@ def open_files(
 
 
 def checksum_in(buffer: bytes | bytearray | memoryview) -> bytes:
-    """The checksum (16 bytes) in a file's header."""
     return bytes(_HEAD.unpack_from(buffer)[-1])
 
 

@@ -49,7 +49,6 @@ class Shelf:
         self._names = {name: None for _, name in files.list()}  # oldest first
 
     def copy(self, pages: Iterable[int]) -> list[list[bytes]]:
-        """These pages as they are now."""
         rows = self._rows()
         return [[memory[page].tobytes() for memory in rows] for page in pages]
 

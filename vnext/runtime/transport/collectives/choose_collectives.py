@@ -42,18 +42,15 @@ class HostGroup:
         self._host = host
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See collectives.Group."""
         return self._host.all_reduce(tensor.cpu()).to(tensor.device)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """See collectives.Group."""
         return self._host.all_gather(tensor.cpu(), dim).to(tensor.device)
 
     def require_whole(self) -> None:
         """See collectives.Group."""
 
     def close(self) -> None:
-        """See collectives.Group."""
         self._host.close()
 
 
@@ -168,7 +165,6 @@ class TorchGroup:
         self._side: torch.cuda.Stream | None = None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See collectives.Group."""
         flat = tensor.contiguous().view(-1)
         share = -(-flat.shape[0] // self._world_size)
         padded = torch.nn.functional.pad(flat, (0, share * self._world_size - flat.shape[0]))
@@ -201,7 +197,6 @@ class TorchGroup:
         return end
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """See collectives.Group."""
         dim = dim % tensor.dim()
         parts = tensor.new_empty((self._world_size * tensor.numel(),))
         dist.all_gather_into_tensor(parts, tensor.contiguous().view(-1))

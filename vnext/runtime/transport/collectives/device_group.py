@@ -94,7 +94,6 @@ class DeviceGroup:
         return self.limits.ipc_bytes_max + 1
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """See collectives.Group."""
         if self._above is not None and tensor.nbytes > self.limits.ipc_bytes_max:
             return self._above.all_gather(tensor, dim)
         sizes = (self.limits.capacity_bytes, self.limits.timeout_ms)

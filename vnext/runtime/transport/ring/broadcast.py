@@ -88,7 +88,6 @@ _decoder: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(Gen
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:
-    """One ring message."""
     return _encoder.encode([_to_wire(event) for event in events])
 
 

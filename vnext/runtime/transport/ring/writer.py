@@ -68,7 +68,6 @@ class RingWriter:
 
     @property
     def attached_count(self) -> int:
-        """Readers that are attached now."""
         if self._segment.closed:
             raise RingClosed(CLOSED)
         lines = range(1, 1 + self._segment.reader_count)
