@@ -18,7 +18,7 @@ def head_runner(model: Path, head: Path | None = None) -> ModelRunner:
     settings = RankSettings(
         rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path=str(model), dtype="float32",
         quantization="none", deterministic=None, device="cpu", threads=1, block_size=4, kv_cache_bytes=0, gpu=GpuSettings(),
-        speculates=True, draft_method=method, draft_path=draft_path,
+        draft_method=method, draft_path=draft_path,
     )  # fmt: skip
     load_drafter(settings, runner)
     return runner

@@ -49,31 +49,20 @@ def starts_of(counts: list[int]) -> list[int]:
 
 
 def simulate(seed: int, device: str = "cpu") -> dict[str, int]:
-    """A batch that lives: rows join, grow, leave and move; after every change a step is indexed. Counts what happened."""
+    """A batch that lives: rows join, grow and leave; after every change a step is indexed. Counts what happened."""
     from vnext.kernels import batch_numba
 
     rng, twins = random.Random(seed), Twins(batch_numba, device)
     table, last = torch.full((ROWS, WIDTH), -1, dtype=torch.int32), torch.arange(100, 100 + ROWS)
     model: dict[int, list[int]] = {}  # row -> its blocks, by plain Python
-    seen = {"joined": 0, "grown": 0, "left": 0, "moved": 0, "steps": 0, "chunks": 0}
+    seen = {"joined": 0, "grown": 0, "left": 0, "steps": 0, "chunks": 0}
     for _ in range(12):
         for row in [row for row in model if rng.random() < 0.2]:
             del model[row]
             seen["left"] += 1
-        move(rng, twins, table, model, seen)
         write(rng, twins, table, model, seen)
         step(rng, twins, table, last, model, seen)
     return seen
-
-
-def move(rng: random.Random, twins: Twins, table: torch.Tensor, model: dict[int, list[int]], seen: dict[str, int]) -> None:
-    free = [row for row in range(ROWS) if row not in model]
-    pairs = list(zip(rng.sample(sorted(model), min(2, len(model))), free))
-    counts = [len(model[source]) for source, _ in pairs]
-    twins.run("move_rows", table, integers([s for s, _ in pairs]), integers([t for _, t in pairs]), integers(counts))
-    for source, target in pairs:
-        model[target] = model.pop(source)
-        seen["moved"] += 1
 
 
 def write(rng: random.Random, twins: Twins, table: torch.Tensor, model: dict[int, list[int]], seen: dict[str, int]) -> None:

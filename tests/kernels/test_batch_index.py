@@ -22,7 +22,7 @@ from vnext.kernels.batch_index import BatchOperations, batch_operations, plain_b
 from vnext.kernels.contracts import ContractError
 
 ROOT = Path(__file__).parents[2]
-KERNELS = {"write_spans_kernel": 2, "move_rows_kernel": 2, "index_tokens_kernel": 1, "place_tokens_kernel": 1}
+KERNELS = {"write_spans_kernel": 2, "index_tokens_kernel": 1, "place_tokens_kernel": 1}
 
 
 def run_kernels(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def run_kernels(*arguments: object, **environment: str) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kernels_equal_plain_torch_in_the_simulator(seed: int) -> None:
-    """And both equal plain Python lists: rows join, grow, leave and move, chunks and decodes are indexed."""
+    """And both equal plain Python lists: rows join, grow and leave, chunks and decodes are indexed."""
     ran = run_kernels("simulate", seed, NUMBA_ENABLE_CUDASIM="1")
     assert ran.returncode == 0, ran.stderr
     seen: dict[str, Any] = json.loads(ran.stdout)
@@ -64,10 +64,9 @@ def longs(*values: int) -> torch.Tensor:
 TABLE = torch.zeros(3, 4, dtype=torch.int32)
 REFUSED = [
     ("write_spans", (TABLE.t(), longs(0), longs(0), longs(0, 1), TABLE[0, :1]), "target must be contiguous"),
+    ("write_spans", (TABLE.float(), longs(0), longs(0), longs(0, 1), TABLE[0, :1]), "target must be torch.int32 or torch.int64"),
     ("write_spans", (TABLE, longs(0), longs(0), longs(0), TABLE[0, :1]), r"starts must have the shape \[2\]"),
     ("write_spans", (TABLE, longs(0), longs(0), longs(0, 1), longs(1)), "values must be torch.int32"),
-    ("move_rows", (TABLE, longs(0), longs(1, 2), longs(1)), r"targets must have the shape \[1\]"),
-    ("move_rows", (TABLE.float(), longs(0), longs(1), longs(1)), "target must be torch.int32 or torch.int64"),
     ("index_tokens", (longs(0), longs(0, 1), longs(0), TABLE, 4, longs(0), longs(0), longs(0).int()), "query_starts must"),
     ("index_tokens", (longs(0), longs(0, 1).int(), longs(0), TABLE, 0, longs(0), longs(0), longs(0).int()), "block_size must"),
     ("index_tokens", (longs(0), longs(0, 1).int(), longs(0), TABLE, 4, longs(0), longs(0, 0), longs(0).int()), "slots must"),
@@ -84,12 +83,6 @@ def test_the_doors_refuse(operation: str, arguments: tuple[Any, ...], message: s
 def test_the_cpu_has_the_plain_forms() -> None:
     assert batch_operations("cpu") == plain_batch_operations()
     assert BatchOperations._fields == tuple(name.removesuffix("_kernel") for name in KERNELS)
-
-
-def test_a_move_copies_and_leaves_the_rest() -> None:
-    table = torch.arange(12, dtype=torch.int64).view(3, 4).clone()
-    plain_batch_operations().move_rows(table, longs(0), longs(2), longs(2))
-    assert table.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 10, 11]]
 
 
 @pytest.fixture

@@ -24,15 +24,6 @@ def check_write_spans(
     expect_together(target, rows=rows, columns=columns, starts=starts, values=values)
 
 
-def check_move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    """target [R, W] int32 or int64; sources, targets, counts int64 [N]."""
-    expect("target", target, (None, None), INTEGERS, contiguous=True)
-    expect("sources", sources, (None,), (torch.int64,))
-    expect("targets", targets, (len(sources),), (torch.int64,))
-    expect("counts", counts, (len(sources),), (torch.int64,))
-    expect_together(target, sources=sources, targets=targets, counts=counts)
-
-
 def check_index_tokens(
     begins: torch.Tensor,
     query_starts: torch.Tensor,

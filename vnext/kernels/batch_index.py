@@ -1,6 +1,6 @@
 """Index work of a step's batch: the positions and slots of tokens, and the changes that bring the batch's rows up to date.
 
-Owns the plain torch implementations of four operations and the choice between them and the Numba kernels of batch_numba.py.
+Owns the plain torch implementations of three operations and the choice between them and the Numba kernels of batch_numba.py.
 All write into the caller's tensors, which live as long as the batch, so that CUDA graphs may hold their addresses. Knows rows,
 blocks and tokens, not requests. Does not check the entries of index tensors, because that would wait for the device: the
 caller has made them from a state whose laws hold.
@@ -15,17 +15,16 @@ from typing import NamedTuple
 
 import torch
 
-from vnext.kernels.batch_contracts import check_index_tokens, check_move_rows, check_place_tokens, check_write_spans
+from vnext.kernels.batch_contracts import check_index_tokens, check_place_tokens, check_write_spans
 
 NOWHERE = -(2**62)
 """Stands for "no index in a span"."""
 
 
 class BatchOperations(NamedTuple):
-    """All four for one kind of device; signatures are those of the plain forms."""
+    """All three for one kind of device; signatures are those of the plain forms."""
 
     write_spans: Callable[..., None]
-    move_rows: Callable[..., None]
     index_tokens: Callable[..., None]
     place_tokens: Callable[..., None]
 
@@ -57,7 +56,7 @@ def why_not_compiled() -> str:
 
 def plain_batch_operations() -> BatchOperations:
     """The oracle of every other form."""
-    return BatchOperations(write_spans, move_rows, index_tokens, place_tokens)
+    return BatchOperations(write_spans, index_tokens, place_tokens)
 
 
 # ---- plain forms -------------------------------------------------------------------------------------------------
@@ -73,14 +72,6 @@ def write_spans(
     check_write_spans(target, rows, columns, starts, values)
     span, inside = _spans(starts, len(values))
     target[rows[span], columns[span] + inside] = values
-
-
-def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    """Copy the first counts[n] entries of row sources[n] to row targets[n]. No row is a target twice, nor a target and a
-    source."""
-    check_move_rows(target, sources, targets, counts)
-    moved = torch.arange(target.shape[1], device=target.device) < counts[:, None]
-    target[targets] = torch.where(moved, target[sources], target[targets])
 
 
 def index_tokens(

@@ -38,15 +38,6 @@ def write_spans_kernel(
         place += cuda.blockDim.x
 
 
-def move_rows_kernel(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    move = cuda.blockIdx.x
-    source, to, count = sources[move], targets[move], counts[move]
-    column = cuda.threadIdx.x
-    while column < count:
-        target[to, column] = target[source, column]
-        column += cuda.blockDim.x
-
-
 def index_tokens_kernel(
     begins: torch.Tensor,
     query_starts: torch.Tensor,
@@ -80,7 +71,6 @@ def place_tokens_kernel(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
 _L, _I, _TABLE = "int64[::1]", "int32[::1]", "int32[:, ::1]"
 SIGNATURES = {
     write_spans_kernel: (f"void({_TABLE}, {_L}, {_L}, {_L}, {_I})", f"void(int64[:, ::1], {_L}, {_L}, {_L}, {_L})"),
-    move_rows_kernel: (f"void({_TABLE}, {_L}, {_L}, {_L})", f"void(int64[:, ::1], {_L}, {_L}, {_L})"),
     index_tokens_kernel: (f"void({_L}, {_I}, {_L}, {_TABLE}, int64, {_L}, {_L}, {_I})",),
     place_tokens_kernel: (f"void({_L}, {_L}, {_L}, {_L})",),
 }
@@ -130,12 +120,6 @@ def write_spans(
 ) -> None:
     batch_contracts.check_write_spans(target, rows, columns, starts, values)
     _launch(write_spans_kernel, len(rows), _threads(len(rows), len(values)), target, rows, columns, starts, values)
-
-
-def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    batch_contracts.check_move_rows(target, sources, targets, counts)
-    threads = _threads(1, target.shape[1])
-    _launch(move_rows_kernel, len(sources), threads, target, sources, targets, counts)
 
 
 def index_tokens(

@@ -66,7 +66,6 @@ class Operations(NamedTuple):
     add_thin: Callable[..., torch.Tensor]
     add_tiled: Callable[..., torch.Tensor]
     write_spans: Callable[..., None]
-    move_rows: Callable[..., None]
     index_tokens: Callable[..., None]
     place_tokens: Callable[..., None]
     short_convolution: Callable[[torch.Tensor, ConvolutionCall], torch.Tensor]

@@ -50,7 +50,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_that_drafts_is_loaded_sized_and_answers_as_the_plain_one(roomy: None) -> None:
     """Its trial step samples behind every draft, and what drafts cost is measured by steps of the device."""
-    settings = settings_of(gpu=replace(GPU, drafts_max=3), speculates=True, draft_method="ngram", measures_draft_costs=True)
+    settings = settings_of(gpu=replace(GPU, drafts_max=3), draft_method="ngram", measures_draft_costs=True)
     rank, runner = loading.load_rank(settings, Path())
     ready = loading.ready_message(settings, runner)
     page = runner.block_bytes(4)
@@ -75,7 +75,7 @@ def test_drafting_costs_are_those_of_steps_with_drafts(roomy: None, monkeypatch:
     clock = [0.0]
     monkeypatch.setattr(DeviceSteps, "launch", slow)
     monkeypatch.setattr("vnext.runtime.rank.draft_costs.time.perf_counter", lambda: clock[0])
-    settings = settings_of(speculates=True, draft_method="ngram", measures_draft_costs=True)
+    settings = settings_of(draft_method="ngram", measures_draft_costs=True)
     _, runner = loading.load_rank(settings, Path())
     assert loading.ready_message(settings, runner).draft_costs == (round(50 / 1.05), round((300 - 50) / 1.05), round(9 / 8 * 50 / 1.05))
 
@@ -86,7 +86,7 @@ def test_a_rank_that_drafts_with_a_model_is_loaded_and_sized(roomy: None, tmp_pa
     model = save_mimo(tmp_path / "model") if method == "mtp" else save_target(tmp_path / "model")
     paths = {"eagle3": partial(random_head, tmp_path / "head"), "draft_model": lambda: model, "mtp": lambda: ""}
     settings = settings_of(
-        model_path=str(model), speculates=True, draft_method=method, draft_path=str(paths[method]()), measures_draft_costs=True,
+        model_path=str(model), draft_method=method, draft_path=str(paths[method]()), measures_draft_costs=True,
         gpu=replace(GPU, drafts_max=3), max_model_len=96,
     )  # fmt: skip
     rank, runner = loading.load_rank(settings, Path())
@@ -149,7 +149,7 @@ def test_a_disk_tier_is_left_its_memory_and_knows_all_of_a_page(roomy: None, tmp
         rank.close()
     assert counts[0] - counts[1] == gpu_loading.COPIED_PAGES
     model = save_mimo(tmp_path / "model")
-    drafts = {"model_path": str(model), "speculates": True, "draft_method": "mtp", "max_model_len": 96}
+    drafts = {"model_path": str(model), "draft_method": "mtp", "max_model_len": 96}
     with pytest.raises(SettingsError, match="^--kv-disk-dir keeps no state of a draft head"):
         loading.load_rank(settings_of(kv_disk_dir=str(tmp_path), **drafts), Path())
 

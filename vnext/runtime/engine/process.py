@@ -87,7 +87,7 @@ def run_until(
     """Run an engine core from its start, which is `interruptible`, until `wake` becomes readable; returns the exit status."""
     with (
         zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings) as hosts,
-        closing(standby_ranks(settings.engine)) as standby,
+        closing(Standby(partial(start_ranks, settings.engine, (), (STANDBY,)))) as standby,
     ):  # fmt: skip
         front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
         front.set(zmq.LINGER, FAREWELL_MS)
@@ -221,7 +221,6 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config="auto" if reads_generation_config(engine) else "none",
             gpu=gpu_settings(engine, 0 if speculation is None else speculation.num_speculative_tokens),
-            speculates=speculation is not None,
             measures_draft_costs=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
             draft_path=settings.draft_path,
@@ -260,11 +259,6 @@ def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:
         placer = Placer(engine, Path(settings.run_dir))
         return closing(Hosts(placer.listens_at, 0, others, secret_file, placer))
     return closing(Hosts(engine.master_addr, engine.master_port, others, secret_file))
-
-
-def standby_ranks(engine: EngineSettings) -> Standby:
-    """Processes of ranks on this host that stand by, once they are prepared."""
-    return Standby(partial(start_ranks, engine, (), (STANDBY,)))
 
 
 def other_ranks(settings: CoreSettings, hosts: Hosts | None, standby: Standby, generation: int) -> Executor:

@@ -309,9 +309,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RankSettings(ModelSettings, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
-    `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
-    `draft_path`: the folder of the draft model or head, "" for none;
-    `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
+    `measures_draft_costs`: the engine asks what drafts cost a step. `draft_path`: the folder of the draft model or head, "" for
+    none; `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
@@ -338,7 +337,6 @@ class RankSettings(ModelSettings, frozen=True, kw_only=True):
     max_model_len: int | None = None
     gpu: GpuSettings = GpuSettings()
     ipc_bytes_max: int = 2 * 2**20
-    speculates: bool = False
     measures_draft_costs: bool = False
     draft_path: str = ""
     isa: Isa = "auto"
