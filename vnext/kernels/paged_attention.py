@@ -152,7 +152,7 @@ def cut_pieces(
     piece_blocks = blocks_per_piece(block_size)
     piece_size = piece_blocks * block_size
     last = tiles.limit[:, -1]
-    start = first_visible(tiles.limit, window)
+    start = np.maximum(tiles.limit[:, 0] - window + 1, 0) if window else np.zeros_like(tiles.limit[:, 0])
     piece_count = int(last[-1]) // piece_size + 1
     blocks = visible_blocks(tiles, start // block_size, block_table, block_size, piece_count * piece_blocks)
     heads = torch.arange(kv_head_count, device=block_table.device)[:, None]
@@ -168,11 +168,6 @@ def cut_pieces(
         hidden = hide(tiles.limit[first:stop] - index * piece_size, single, window, block_size, blocks.device)
         pieces.append(Piece(first, stop, (chosen[:, None] * kv_head_count + heads).reshape(-1), hidden))
     return tuple(pieces)
-
-
-def first_visible(limit: np.ndarray, window: int) -> np.ndarray:
-    """The first position [N] that any query of a tile sees."""
-    return np.maximum(limit[:, 0] - window + 1, 0) if window else np.zeros_like(limit[:, 0])
 
 
 def blocks_per_piece(block_size: int) -> int:

@@ -278,7 +278,7 @@ def _form(option: Option) -> dict[str, Any]:
         metavar: str | None = "|".join(get_args(hint))
     elif option.name in REPEATED:
         return {"action": "append", "metavar": REPEATED[option.name], "help": words}
-    elif takes_several(hint):
+    elif Ellipsis in get_args(hint):
         return {"nargs": "+", "metavar": "N" if int in kinds else "NAME", "help": words}
     else:
         metavar = "N" if kinds & {int, float} and option.name not in SIZES else None
@@ -436,8 +436,3 @@ def _mapping(path: str) -> dict[Any, Any]:
     if not isinstance(found, dict):
         raise SettingsError(f"{path} holds no options: write one a line, as `max-model-len: 4096`.")
     return found
-
-
-def takes_several(hint: Any) -> bool:
-    """Whether an option of this type takes several values."""
-    return Ellipsis in get_args(hint)

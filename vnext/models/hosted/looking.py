@@ -203,11 +203,6 @@ def is_over_last(name: str, args: tuple[object, ...], kwargs: Mapping[str, objec
     return all(axis in (-1, first.dim() - 1) for axis in found) and len(found) == 1
 
 
-def is_outer(args: tuple[object, ...]) -> bool:
-    """Whether a product sums over one number: each result is one exact product."""
-    return isinstance(args[0], torch.Tensor) and args[0].shape[-1] == 1
-
-
 def keeps_rows(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether an operation of torch, by its plain name, gives each row the same bits in any batch."""
     if name in MOVES or name in FUNCTIONS or name in NORMS:
@@ -221,7 +216,7 @@ def keeps_rows(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
     if name == "rsqrt":
         return is_wide(args)
     if name == "bmm":
-        return is_outer(args)
+        return isinstance(args[0], torch.Tensor) and args[0].shape[-1] == 1  # each result is one exact product
     return isinstance(args[0], torch.Tensor) and args[0].numel() == 1 if args else False
 
 

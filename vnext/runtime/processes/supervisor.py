@@ -97,7 +97,7 @@ class Supervisor:
             while self._has_ended():
                 if (wait_s := self._next_wait_s()) is None:
                     break
-                if self._is_woken(wait_s):
+                if readable((self._wake,), wait_s):
                     return
                 self._start_next()
             else:
@@ -131,9 +131,6 @@ class Supervisor:
         if self.child.process.returncode in LAST_STATUSES:
             return None
         return self._restarts.wait_s(has_progressed)
-
-    def _is_woken(self, wait_s: float) -> bool:
-        return bool(readable((self._wake,), wait_s))
 
     def _start_next(self) -> None:
         before, cause, blamed = self.core, self.child.end_in_words, self._notes.text(SUSPECT) or ""
