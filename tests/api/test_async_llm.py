@@ -140,19 +140,21 @@ def test_deltas_add_up_to_the_answer_of_llm(engine: AsyncLLM) -> None:
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [answer.finish_reason]
 
 
+async def taken_slowly(engine: AsyncLLM, gate: Gate, params: SamplingParams) -> list[Generated]:
+    """One output of an answer, and what follows once all of it is there."""
+    found = []
+    async for output in engine.generate("The module", params):
+        found.append(output)
+        gate.let()
+        while engine.llm._client._client.live_count:
+            await asyncio.sleep(0.001)
+    return found
+
+
 def test_a_slow_consumer_of_deltas_gets_all_of_the_answer(engine: AsyncLLM, gate: Gate) -> None:
     params = msgspec.structs.replace(GREEDY, output_kind=RequestOutputKind.DELTA, stop="zzzz")
 
-    async def slowly() -> list[Generated]:
-        found = []
-        async for output in engine.generate("The module", params):
-            found.append(output)
-            gate.let()
-            while engine.llm._client._client.live_count:
-                await asyncio.sleep(0.001)
-        return found
-
-    parts = [output.outputs[0] for output in asyncio.run(slowly())]
+    parts = [output.outputs[0] for output in asyncio.run(taken_slowly(engine, gate, params))]
     assert len(parts) == 2
     (whole,) = engine.llm.generate("The module", params, use_tqdm=False)
     assert "".join(part.text for part in parts) == whole.outputs[0].text
@@ -306,16 +308,7 @@ def test_abort_before_it_is_sent(engine: AsyncLLM) -> None:
 
 
 def test_a_slow_consumer_gets_all_of_it(engine: AsyncLLM, gate: Gate) -> None:
-    async def slowly() -> list[Generated]:
-        found = []
-        async for output in engine.generate("The module", GREEDY):
-            found.append(output)
-            gate.let()
-            while engine.llm._client._client.live_count:
-                await asyncio.sleep(0.001)
-        return found
-
-    found = asyncio.run(slowly())
+    found = asyncio.run(taken_slowly(engine, gate, GREEDY))
     assert len(found) == 2 and found[-1].outputs == engine.llm.generate("The module", GREEDY, use_tqdm=False)[0].outputs
 
 

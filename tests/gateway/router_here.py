@@ -43,10 +43,14 @@ class Toy(InThread):
 
     async def begin(self) -> web.AppRunner:
         app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
+        for path, view in self.views().items():
+            app.router.add_get(path, view)
         app.router.add_route("*", "/{path:.*}", self._any)
         return web.AppRunner(app, handler_cancellation=True, access_log=None)
+
+    def views(self) -> dict[str, Any]:
+        """Of GET, by path."""
+        return {"/health": self._health, "/v1/models": self._models}
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "it is ill"}}, status=self.health)

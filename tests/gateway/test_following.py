@@ -51,14 +51,8 @@ class Followed(Toy):
         super().__init__("demo")
         self.engines = [Streamed() for _ in range(count)]
 
-    async def begin(self) -> web.AppRunner:
-        app = web.Application()
-        app.router.add_get("/server_info", self._server_info)
-        app.router.add_get("/events", self._events)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_route("*", "/{path:.*}", self._any)
-        return web.AppRunner(app, handler_cancellation=True, access_log=None)
+    def views(self) -> dict[str, Any]:
+        return super().views() | {"/server_info": self._server_info, "/events": self._events}
 
     async def _server_info(self, _: web.Request) -> web.Response:
         return web.json_response({"version": __version__, "system_fingerprint": "fp", "environment": {"batch_invariant": "yes"}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from engine_here import engines_here
 from hearing_cases import MARK, processed, right, save_hearing
 from listener_cases import SAMPLES, sounds
 from safetensors.numpy import load_file, save_file
+from test_seeing import answered, require_right
 
 from vnext import LLM, SamplingParams
 from vnext.media.sounds import HOP, states_of
@@ -62,32 +63,20 @@ def prompts() -> list[dict[str, Any]]:
     return [{"prompt": text, "multi_modal_data": {"audio": [(SOUNDS[at], 16_000) for at in which]}} for text, which in zip(texts, WHICH)]
 
 
-def answered(llm: LLM, asked: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
-    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
-    answers = [list(each.outputs[0].token_ids) for each in outputs]
-    logprobs = [[row[token].logprob for row, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids)] for each in outputs]
-    return [tuple(each.prompt_token_ids) for each in outputs], answers, logprobs
-
-
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_are_those_of_transformers(hearing: tuple[Path, Any], settings: str) -> None:
     path, answer_of = hearing
     with started(path, settings, "float32") as llm:
-        tokens, found, logprobs = answered(llm, prompts())
-        _, again, same = answered(llm, prompts())
-    assert (again, same) == (found, logprobs), "of what the cache has"
-    for prompt, which, answer, given in zip(tokens, WHICH, found, logprobs):
-        expected, theirs = answer_of(prompt, which)
-        assert answer == expected
-        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
-    assert len({*map(tuple, found)}) == len({*WHICH}), "each sound is heard"
+        found = answered(llm, prompts(), GREEDY)
+        require_right(found, answered(llm, prompts(), GREEDY), WHICH, answer_of)
+    assert len({*map(tuple, found[1])}) == len({*WHICH}), "each sound is heard"
 
 
 def test_no_number_depends_on_how_it_is_computed(hearing: tuple[Path, Any]) -> None:
     found = []
     for settings in SETTINGS:
         with started(hearing[0], settings, "bfloat16") as llm:
-            found.append(answered(llm, prompts()))
+            found.append(answered(llm, prompts(), GREEDY))
     assert all(each == found[0] for each in found), [each == found[0] for each in found]
 
 
@@ -122,7 +111,7 @@ def test_checkpoints_under_earlier_names_are_read(hearing: tuple[Path, Any], tmp
     save_file({named(name): each for name, each in tensors.items()}, tmp_path / "model.safetensors")
     assert unread(tmp_path) == ""
     with started(hearing[0], "plain", "float32") as llm, started(tmp_path, "plain", "float32") as other:
-        assert answered(llm, prompts()[:2]) == answered(other, prompts()[:2])
+        assert answered(llm, prompts()[:2], GREEDY) == answered(other, prompts()[:2], GREEDY)
 
 
 def test_a_log_is_run_again_where_vectors_were_kept(hearing: tuple[Path, Any], tmp_path: Path) -> None:
@@ -130,7 +119,7 @@ def test_a_log_is_run_again_where_vectors_were_kept(hearing: tuple[Path, Any], t
     logs, more = [], {"log": "full", "log_dir": str(tmp_path), "kv_disk_dir": str(tmp_path / "tier"), "executor": "inproc", "threads": 1}
     for settings in ({"max_num_batched_tokens": 11, "input_tokens": 2}, {}):
         with engines_here(), LLM(str(hearing[0]), dtype="float32", block_size=4, **more, **settings) as llm:
-            logs.append((answered(llm, prompts()), str(llm.log_dir)))
+            logs.append((answered(llm, prompts(), GREEDY), str(llm.log_dir)))
     assert logs[0][0] == logs[1][0]
     for command in (["exec", logs[0][1]], ["exec", logs[1][1]], ["audit", logs[1][1], "--sample", "0.05", "--seed", "1"]):
         assert replay(command) == 0, command

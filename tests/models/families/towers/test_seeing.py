@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -77,24 +77,31 @@ def prompts_of(kind: str) -> list[dict[str, Any]]:
     return [{"prompt": text, "multi_modal_data": {"image": [PICTURES[at] for at in which]}} for text, which in zip(texts, WHICH)]
 
 
-def answered(llm: LLM, prompts: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
-    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+def answered(
+    llm: LLM, prompts: Sequence[Any], params: SamplingParams = GREEDY
+) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
+    """Of each prompt: its tokens, those of the answer, and their log-probabilities."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     answers = [list(each.outputs[0].token_ids) for each in outputs]
     logprobs = [[row[token].logprob for row, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids)] for each in outputs]
     return [tuple(each.prompt_token_ids) for each in outputs], answers, logprobs
+
+
+def require_right(first: Any, again: Any, asked: Sequence[Any], right: Callable[..., tuple[list[int], torch.Tensor]]) -> None:
+    """What `answered` gives for prompts with these inputs, and once more: transformers' tokens and log-probabilities."""
+    tokens, answers, logprobs = first
+    assert again == first, "of what the cache has"
+    for prompt, which, answer, given in zip(tokens, asked, answers, logprobs):
+        expected, theirs = right(prompt, which)
+        assert answer == expected
+        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settings: str) -> None:
     kind, path, right = seeing
     with started(kind, path, settings, "float32") as llm:
-        tokens, found, logprobs = answered(llm, prompts_of(kind))
-        _, again, same = answered(llm, prompts_of(kind))
-    assert (again, same) == (found, logprobs), "of what the cache has"
-    for prompt, which, answer, given in zip(tokens, WHICH, found, logprobs):
-        expected, theirs = right(prompt, which)
-        assert answer == expected
-        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
+        require_right(answered(llm, prompts_of(kind)), answered(llm, prompts_of(kind)), WHICH, right)
 
 
 def test_stages_answer_as_one_process_does(seeing: tuple[str, Path, Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from seeing_cases import FILM, IMAGE, processed, processed_film, save_seeing
-from test_seeing import SETTINGS, answered, started
+from test_seeing import SETTINGS, answered, require_right, started
 
 RNG = np.random.default_rng(7)
 FILMS = [RNG.integers(0, 256, (count, *size, 3), dtype=np.uint8) for count, size in ((20, (40, 61)), (7, (90, 33)), (60, (32, 32)))]
@@ -87,13 +87,7 @@ def prompts() -> list[dict[str, Any]]:
 def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settings: str) -> None:
     kind, path, right = seeing
     with started(kind, path, settings, "float32") as llm:
-        tokens, found, logprobs = answered(llm, prompts())
-        _, again, same = answered(llm, prompts())
-    assert (again, same) == (found, logprobs), "of what the cache has"
-    for prompt, which, answer, given in zip(tokens, ASKED, found, logprobs):
-        expected, theirs = right(prompt, which)
-        assert answer == expected
-        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
+        require_right(answered(llm, prompts()), answered(llm, prompts()), ASKED, right)
 
 
 def test_no_number_depends_on_how_it_is_computed(seeing: tuple[str, Path, Any]) -> None:
