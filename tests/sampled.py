@@ -125,7 +125,7 @@ SHARES: dict[str, int] = {
     "tests/models/families/towers/test_listener.py::test_answers_are_those_of_transformers": 5,
     "tests/models/families/towers/test_steered_images.py::test_a_grammar_holds_behind_images": 6,
     "tests/models/families/towers/test_steered_images.py::test_guidance_leads_away_from_a_text_with_no_image": 5,
-    "tests/media/test_real_sounds.py": 3,
+    "tests/media/test_real_sounds.py": 4,
     "tests/models/families/towers/test_units.py": 12,
     "tests/recovery/test_encode_apart.py::test_answers_are_those_of_one_engine_and_only_one_encodes": 12,
     "tests/recovery/test_hybrid_tier.py": 5,
@@ -194,11 +194,13 @@ SHARES: dict[str, int] = {
     "tests/commands/test_real_model.py::test_drafts_give_the_same_text": 3,
     "tests/test_control_plane.py::test_a_run_measures_every_row_of_vnext_beside_another": 3,
     "tests/run/test_benchmarks.py::test_each_runs_once": 3,
+    "tests/media/test_sounds.py::test_mutated_sounds_are_read_or_get_a_sentence": 5,
+    "tests/replay/tables/test_report.py::test_a_browser_shows_it_whole": 4,
 }
 """File, or file::function, which takes precedence -> N: of each function a run takes one case in N; of a function with fewer cases, it
 takes one for some seeds and none for others."""
 WHOLE: dict[str, int] = {
-    "tests/arm/test_arm.py": 3, "tests/e2e/test_agent.py": 2, "tests/hosts/test_on_ray.py": 3, "tests/media/test_heard_again.py": 2,
+    "tests/arm/test_arm.py": 4, "tests/e2e/test_agent.py": 2, "tests/hosts/test_on_ray.py": 3, "tests/media/test_heard_again.py": 2,
     "tests/media/test_sound_lives.py": 2,
 }  # fmt: skip
 """File whose fixture costs more than its cases -> of so many seeds one takes it, with all its cases."""

@@ -22,6 +22,7 @@ SPENT = {
 def test_a_folder_and_a_file_over_their_budgets_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "FOLDERS_S", {"a": 17.0, "collection": 40.0})
     monkeypatch.setattr(costs, "FILES_S", {"tests/a/b/test_known.py": 12.0})
+    monkeypatch.setattr(costs, "FILE_S", 8.0)
     heading, *rows = costs.table(SPENT)
     assert heading.split() == ["CPU", "seconds", "of", "tests", "today", "budget", "wall"]
     assert [row.split() for row in rows[:5]] == [
