@@ -78,7 +78,7 @@ def on_rank(path: Path, parallel: Parallel) -> torch.Tensor:
     return prompt_logits(load_model(path, parallel=parallel), [143, 157])
 
 
-@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron", "bloom"])
+@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron", "bloom", "codegen"])
 @torch.inference_mode()
 def test_bits_in_bfloat16(saved: Path, name: str) -> None:
     save_hosted(saved / f"{name}-16", name)

@@ -67,9 +67,10 @@ class OwnCode(NamedTuple):
     maker: str = ""
 
 
-def inner(attend: Attend, module: Theirs, *qkv_mask: torch.Tensor) -> Found:
-    """Of GPT-J's kin, behind their rope."""
-    return _by_heads(attend(*qkv_mask, scaling=float(qkv_mask[0].shape[-1]) ** -0.5), qkv_mask[0]), None
+def inner(attend: Attend, module: Theirs, query: torch.Tensor, key: torch.Tensor, *value_mask: torch.Tensor) -> Found:
+    """Of GPT-J's kin, behind their rope, which CodeGen computes in float32."""
+    query, key = (part.to(value_mask[0].dtype) for part in (query, key))
+    return _by_heads(attend(query, key, *value_mask, scaling=float(query.shape[-1]) ** -0.5), query), None
 
 
 def unscaled(attend: Attend, module: Theirs, *qkv_mask: torch.Tensor) -> Found:
