@@ -96,10 +96,19 @@ struct HeadTokens {
     float *results;
 };
 
+/* N times sixteen columns; with fewer, N is 1. GCC keeps in memory what loops that it does not unroll take by number. */
 template <int N>
 ALWAYS_INLINE void load_columns(const float *from, int64_t left, Lanes *to) {
+#pragma GCC unroll 2
     for (int n = 0; n < N; ++n)
-        to[n] = left >= 16 * N ? load(from + 16 * n) : load_part(from + 16 * n, left);
+        to[n] = N > 1 ? load(from + 16 * n) : load_part(from, left);
+}
+
+template <int N>
+ALWAYS_INLINE void store_columns(float *to, int64_t left, const Lanes *from) {
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n)
+        N > 1 ? store(to + 16 * n, from[n]) : store_part(to, from[n], left);
 }
 
 /* N times sixteen columns of the state [key_dim][value_dim]; with fewer, N is 1 and `left` says how many. */
@@ -114,50 +123,59 @@ inline void pass_columns(const HeadTokens &head, float *state, int64_t column, i
         if (PACE == BY_NUMBER)
             load_columns<N>(head.strengths + t * width + column, left, strength);
         else
+#pragma GCC unroll 2
             for (int n = 0; n < N; ++n)
                 strength[n] = all(head.strengths[t]);
         load_columns<N>(head.values + t * width + column, left, change);
         const auto decayed = [&](int64_t i) { return all(PACE == BY_KEY ? key[i] * decays[i] : key[i]); };
         if (IS_DELTA) {
             Lanes even[N], odd[N];
+#pragma GCC unroll 2
             for (int n = 0; n < N; ++n)
                 even[n] = odd[n] = all(0.0f);
             int64_t i = 0;
             for (; i + 2 <= head.key_dim; i += 2) {
                 const Lanes a = decayed(i), b = decayed(i + 1);
                 load_columns<N>(state + i * width + column, left, s);
+#pragma GCC unroll 2
                 for (int n = 0; n < N; ++n)
                     even[n] = fused(a, s[n], even[n]);
                 load_columns<N>(state + (i + 1) * width + column, left, s);
+#pragma GCC unroll 2
                 for (int n = 0; n < N; ++n)
                     odd[n] = fused(b, s[n], odd[n]);
             }
             if (i < head.key_dim) {
                 load_columns<N>(state + i * width + column, left, s);
+#pragma GCC unroll 2
                 for (int n = 0; n < N; ++n)
                     even[n] = fused(decayed(i), s[n], even[n]);
             }
+#pragma GCC unroll 2
             for (int n = 0; n < N; ++n)
                 change[n] = change[n] - decay * (even[n] + odd[n]);
         }
+#pragma GCC unroll 2
         for (int n = 0; n < N; ++n)
             change[n] = change[n] * strength[n];
         Lanes even[N], odd[N];
+#pragma GCC unroll 2
         for (int n = 0; n < N; ++n)
             even[n] = odd[n] = all(0.0f);
-        const auto update = [&](int64_t i, Lanes *sums) {
+        const auto update = [&](int64_t i, Lanes *sums) __attribute__((always_inline)) {
             float *at = state + i * width + column;
             load_columns<N>(at, left, s);
             if (PACE == BY_NUMBER) load_columns<N>(head.rates + i * width + column, left, rate);
             const Lanes a = all(key[i]), b = all(query[i]);
+#pragma GCC unroll 2
             for (int n = 0; n < N; ++n) {
                 const Lanes own = PACE == BY_KEY      ? all(decays[i])
                                   : PACE == BY_NUMBER ? exp_lanes(all(0.0f) - rate[n] * strength[n])
                                                       : decay;
                 s[n] = fused(a, change[n], own * s[n]);
-                store_part(at + 16 * n, s[n], left >= 16 * N ? 16 : left);
                 sums[n] = fused(b, s[n], sums[n]);
             }
+            store_columns<N>(at, left, s);
         };
         int64_t i = 0;
         for (; i + 2 <= head.key_dim; i += 2) {
@@ -165,8 +183,10 @@ inline void pass_columns(const HeadTokens &head, float *state, int64_t column, i
             update(i + 1, odd);
         }
         if (i < head.key_dim) update(i, even);
+#pragma GCC unroll 2
         for (int n = 0; n < N; ++n)
-            store_part(head.results + t * width + column + 16 * n, even[n] + odd[n], left >= 16 * N ? 16 : left);
+            even[n] = even[n] + odd[n];
+        store_columns<N>(head.results + t * width + column, left, even);
     }
 }
 
