@@ -1,4 +1,5 @@
-"""Checkpoints of random weights whose layers are of more than one kind: `write_mixed(MIXED[name], folder)`.
+"""Checkpoints of random weights whose layers are of more than one kind, or that transformers computes: `write_mixed(MIXED[name],
+folder)`.
 
 Owns the configurations; which tensors a model has, transformers says. What random_model.py says of files, seeds and speed
 holds here.
@@ -67,6 +68,29 @@ MIXED: dict[str, Members] = {
     },
 }  # fmt: skip
 """config.json by the names of known models."""
+HOSTED: dict[str, Members] = {
+    "opt-125m": {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "activation_function": "relu", "do_layer_norm_before": True,
+        "dtype": "bfloat16", "ffn_dim": 3072, "hidden_size": 768, "max_position_embeddings": 2048, "num_attention_heads": 12,
+        "num_hidden_layers": 12, "vocab_size": 50272, "word_embed_proj_dim": 768,
+    },
+    "gpt-neo-125m": {
+        "architectures": ["GPTNeoForCausalLM"], "model_type": "gpt_neo", "attention_types": [[["global", "local"], 6]],
+        "dtype": "bfloat16", "hidden_size": 768, "max_position_embeddings": 2048, "num_heads": 12, "num_layers": 12,
+        "vocab_size": 50257, "window_size": 256,
+    },
+    "codegen-350m": {
+        "architectures": ["CodeGenForCausalLM"], "model_type": "codegen", "dtype": "bfloat16", "n_ctx": 2048, "n_embd": 1024,
+        "n_head": 16, "n_layer": 20, "n_positions": 2048, "rotary_dim": 32, "tie_word_embeddings": False, "vocab_size": 51200,
+    },
+    "bloom-560m": {
+        "architectures": ["BloomForCausalLM"], "model_type": "bloom", "dtype": "bfloat16", "hidden_size": 1024, "n_head": 16,
+        "n_layer": 24, "vocab_size": 250880,
+    },
+}  # fmt: skip
+"""The same, of architectures that no file of vnext's knows."""
+CONTEXT = 2048
+"""Of models that name none."""
 
 
 def tensor_shapes(config: Members) -> Tensors:
@@ -80,4 +104,5 @@ def tensor_shapes(config: Members) -> Tensors:
 def write_mixed(config: Members, folder: Path, seed: int = 0) -> int:
     """Write all files into `folder`, the weights last. Returns the number of parameters."""
     known = {**config, "bos_token_id": None, "eos_token_id": None}
-    return write_files(folder, known, tokenizer_config(int(str(config["max_position_embeddings"]))), tensor_shapes(config), seed)
+    context = int(str(config.get("max_position_embeddings", CONTEXT)))
+    return write_files(folder, known, tokenizer_config(context), tensor_shapes(config), seed)

@@ -16,8 +16,9 @@ import pytest
 from perf.peers import files, report, sessions
 from perf.peers.files import vocab_size_of
 from perf.peers.limits import weight_counts
-from perf.peers.shapes import SHAPES
+from perf.peers.shapes import HOSTED, SHAPES
 from perf.peers.workloads import FIRST_TOKEN, ROWS, row_jobs, warm_up_job
+from vnext.models.config.folder import architecture
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import read_header
 
@@ -106,6 +107,11 @@ def test_engines_share_one_file_in_4_bits(name: str, tmp_path: Path, monkeypatch
     assert vocab_size_of(file) == SHAPES[name].vocab_size
     before = file.stat().st_mtime_ns
     assert sessions.checkpoint(f"{name}-q4", 0) == file and file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_shapes_that_transformers_computes_have_no_file_of_ours(name: str) -> None:
+    assert architecture(HOSTED[name]) == f"transformers/{HOSTED[name]['architectures'][0]}"
 
 
 def test_an_engine_that_is_not_set_up_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from perf.peers import report, sessions
 from perf.peers.files import FILES, vocab_size_of
 from perf.peers.sessions import ENGINES, EngineError, Session
-from perf.peers.shapes import QUANTISED, SHAPES
+from perf.peers.shapes import HOSTED, QUANTISED, SHAPES
 from perf.peers.workloads import ROWS, first_job, row_jobs, warm_up_job
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
@@ -50,7 +50,7 @@ def main() -> int:
     options = parse_options()
     try:
         folder = sessions.checkpoint(options.shape, options.seed)
-        options.vocab_size = SHAPES[options.shape].vocab_size if options.shape in SHAPES else vocab_size_of(folder)
+        options.vocab_size = vocab_size_of(folder)
         models = {name: sessions.converted(ENGINES[name], folder) for name in options.engines}
         before = machine()
         limits = measured_limits(options, folder) if options.limits else {}
@@ -69,7 +69,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.peers", description="vnext beside other engines, here.")
-    parser.add_argument("shape", choices=[*sorted(SHAPES), *sorted(QUANTISED), *FILES])
+    parser.add_argument("shape", choices=[*sorted(SHAPES), *HOSTED, *sorted(QUANTISED), *FILES])
     everyone, every_row = list(ENGINES), list(ROWS)
     parser.add_argument("--engines", nargs="+", choices=everyone, help="ratios are to the first (default: all that read the model)")
     parser.add_argument("--rows", nargs="+", choices=every_row, default=every_row)
@@ -82,6 +82,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.scale = SMOKE_SCALE if options.smoke else 1.0
     options.rounds = 1 if options.smoke else options.rounds
+    if options.shape in HOSTED:  # which few engines know
+        options.engines, options.limits = options.engines or ["vnext", REFERENCE], False
     options.engines = options.engines or [name for name in everyone if options.shape in SHAPES or ENGINES[name].reads_gguf]
     return options
 

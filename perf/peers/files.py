@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -56,9 +57,11 @@ def gguf_file(name: str, folder: Path) -> Path:
         return draft.rename(path)
 
 
-def vocab_size_of(file: Path) -> int:
-    """The number of its tokens."""
-    tokens = read_header(file).metadata["tokenizer.ggml.tokens"]
+def vocab_size_of(model: Path) -> int:
+    """The number of tokens of a GGUF file or a checkpoint's folder."""
+    if model.is_dir():
+        return int(json.loads((model / "config.json").read_text())["vocab_size"])
+    tokens = read_header(model).metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
     return len(tokens)
 

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from perf.peers.files import FILES, gguf_file
-from perf.peers.shapes import MIXED, QUANTISED, write_mixed
+from perf.peers.shapes import HOSTED, MIXED, QUANTISED, write_mixed
 from perf.peers.workloads import Job
 from vnext.models.errors import ModelError
 
@@ -88,8 +88,8 @@ def checkpoint(shape: str, seed: int) -> Path:
     if not (folder / "model.safetensors").is_file():
         PEERS.mkdir(parents=True, exist_ok=True)
         (PEERS / ".gitignore").write_text("*\n")
-        if shape in MIXED:
-            write_mixed(MIXED[shape], folder, seed)
+        if config := (MIXED | HOSTED).get(shape):
+            write_mixed(config, folder, seed)
             return folder
         script = ROOT / "scripts" / "random_model.py"
         subprocess.run([sys.executable, str(script), shape, str(folder), "--seed", str(seed)], check=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 sys.path.insert(0, SCRIPTS)
 try:
-    from random_mixed import MIXED, write_mixed
+    from random_mixed import HOSTED, MIXED, write_mixed
     from random_model import SHAPES, Shape, tensor_shapes, write_checkpoint
 finally:
     sys.path.remove(SCRIPTS)
 
-__all__ = ["MIXED", "QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint", "write_mixed"]
+__all__ = ["HOSTED", "MIXED", "QUANTISED", "SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint", "write_mixed"]
 FEW_BITS = {"q4": "q4_0", "mxfp4": "mxfp4"}
 """Schemes of `vnext quantize`, by the endings of shapes' names."""
 QUANTISED = {f"{name}-{bits}": (name, scheme) for name in (*SHAPES, *MIXED) for bits, scheme in FEW_BITS.items()}
