@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT, ignore_eos=True
 WAYS: dict[str, dict[str, object]] = {
     "minicpm3": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "deepseek_v3": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
-    "deepseek_v32": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+    "axk2": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
     "glm_moe_dsa": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "gemma3n": {
         "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,

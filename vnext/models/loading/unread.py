@@ -21,7 +21,7 @@ from vnext.models.registry import family, tower_parts
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
+    r"rotary_emb\.inv_freq$|\b(attn|attention)\.((masked_)?bias|causal_mask)$|\bact_fn\.(beta|eps)$|"
     r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
     r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^(model\.)?mtp\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
