@@ -150,11 +150,14 @@ SHARES: dict[str, int] = {
     "tests/runtime/record/test_indexing.py": 3,
     "tests/runtime/batch/test_prompts.py": 2,
     "tests/runtime/batch/test_batch_fed.py": 2,
+    "tests/runtime/batch/test_batch.py::test_places_of_images_equal_the_rebuilt_ones": 3,
+    "tests/runtime/batch/test_batch.py::test_persistent_batch_equals_rebuilt_batch": 3,
     "tests/runtime/engine/test_rank_recovery.py": 12,
     "tests/e2e/test_server_life.py": 3,
     "tests/sched/test_policies.py": 6,
     "tests/sched/test_explain.py": 4,
-    "tests/text/dialects/test_hostile_texts.py": 6,
+    "tests/text/dialects/test_hostile_texts.py": 9,
+    "tests/text/structured/test_exact.py::test_random_numbers_and_their_neighbours": 2,
     "tests/text/dialects/test_forced_calls.py": 6,
     "tests/text/dialects/test_damaged_texts.py": 6,
     "tests/sim/test_routing.py": 4,
@@ -204,7 +207,7 @@ WHOLE: dict[str, int] = {
     "tests/media/test_sound_lives.py": 2,
 }  # fmt: skip
 """File whose fixture costs more than its cases -> of so many seeds one takes it, with all its cases."""
-DEAR, TIMES = re.compile(r"\[(.*-)?(ranks|stages)(-.*)?\]$"), 3
+DEAR, TIMES = re.compile(r"\[(.*[- ])?(ranks|stages)\]$"), 3
 """Cases that start two ranks, which each import torch: of those of a function here, so many times fewer than of its others."""
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -36,8 +36,8 @@ def test_a_seed_takes_a_share_of_each_entry_and_all_else(monkeypatch: pytest.Mon
 
 
 def test_cases_with_ranks_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [SimpleNamespace(nodeid=f"tests/a/test_long.py::test_one[{kind}-{case}]") for kind in ("plain", "ranks", "stages") for case in range(8)]
-    others = [SimpleNamespace(nodeid=f"tests/a/test_other.py::test_all[{case}]") for case in ("ranks", "stages-2", "whole")]
+    cases = [SimpleNamespace(nodeid=f"tests/a/test_long.py::test_one[{case}-{kind}]") for kind in ("plain", "two ranks", "stages") for case in range(8)]
+    others = [SimpleNamespace(nodeid=f"tests/a/test_other.py::test_all[{case}]") for case in ("ranks", "2-stages", "whole")]
     monkeypatch.setattr(sampled, "SHARES", {"tests/a/test_long.py": 2})
     samples = [[item.nodeid for item in sampled.sample([*cases, *others], str(seed))[0]] for seed in range(60)]
     for names in samples:
