@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from random_mixed import MIXED, write_mixed
 from random_model import SHAPES, write_checkpoint
 
 from vnext.api.llm import LLM, Generated
@@ -62,6 +63,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str
     quantization: str
+    activations: str
     kv_cache_dtype: str
     isa: str
 
@@ -116,16 +118,16 @@ class Requests:
 
 def main() -> int:
     options = parsed()
-    models = ["demo", *SHAPES] if options.model == ["all"] else options.model
+    models = ["demo", *SHAPES, *MIXED] if options.model == ["all"] else options.model
     levels = [level.name.lower() for level in native.levels()] if options.isa == ["all"] else options.isa
     requests = Requests(options.requests, options.tokens)
     before = machine()
     if options.head and len(models) > 1:
         raise SystemExit("--head drafts for one model: name one with --model")
-    for name, isa, kind in product(models, levels, options.kv_cache_dtype):
+    for name, isa, activations, kind in product(models, levels, options.activations, options.kv_cache_dtype):
         scheme = name.partition(":")[2]
         quantization = scheme if scheme in QUANTIZATIONS else options.quantization
-        numbers = Numbers(dtype=options.dtype, quantization=quantization, kv_cache_dtype=kind, isa=isa)
+        numbers = Numbers(dtype=options.dtype, quantization=quantization, activations=activations, kv_cache_dtype=kind, isa=isa)
         with tempfile.TemporaryDirectory(prefix="vnext-determinism-") as folder:
             found = examine(name, requests, numbers, Path(folder), options.head)
         if options.json:
@@ -137,10 +139,11 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = f"demo, {', '.join(SHAPES)} (random weights), all of these, or a folder or file"
+    known = f"demo, {', '.join((*SHAPES, *MIXED))} (random weights), all of these, or a folder or file"
     parser.add_argument("--model", nargs="+", default=["demo"], help=f"{known}; NAME:w4a16 is quantised first, NAME:int8 loaded so")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--activations", nargs="+", default=["auto"], help="auto, int8, bf16, or several, one after the other")
     parser.add_argument("--kv-cache-dtype", nargs="+", default=["auto"], help="auto, int8, or both, one after the other")
     parser.add_argument("--isa", nargs="+", default=["auto"], help="instruction sets of the CPU kernels, or all of this machine")
     parser.add_argument("--requests", type=int, default=90)
@@ -153,9 +156,10 @@ def parsed() -> argparse.Namespace:
 def described(name: str, numbers: Numbers) -> str:
     """The name of a model's entry in the record."""
     weights = "" if numbers.quantization in ("none", "auto") else f", {numbers.quantization}"
+    met = "" if numbers.activations == "auto" else f", activations in {numbers.activations}"
     cache = "" if numbers.kv_cache_dtype == "auto" else f", keys and values in {numbers.kv_cache_dtype}"
     level = "" if numbers.isa == "auto" else f", {numbers.isa}"
-    return Path(name.partition(":")[0] if weights else name).name + weights + cache + level
+    return Path(name.partition(":")[0] if weights else name).name + weights + met + cache + level
 
 
 def examine(name: str, requests: Requests, numbers: Numbers, folder: Path, head: Path | None = None) -> dict[str, Any]:
@@ -212,6 +216,9 @@ def model_of(name: str, folder: Path) -> str:
     if model in SHAPES:
         path = str(folder / "model")
         write_checkpoint(SHAPES[model], Path(path))
+    if model in MIXED:
+        path = str(folder / "model")
+        write_mixed(MIXED[model], Path(path))
     if scheme not in SCHEMES:
         return path
     list(Quantiser(Path(path), folder / "quantised", scheme, 0).run())

@@ -66,6 +66,13 @@ MIXED: dict[str, Members] = {
             "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     },
+    "qwen3-moe-tiny": {  # of no model's size
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1,
+        "dtype": "bfloat16", "head_dim": 32, "hidden_act": "silu", "hidden_size": 128, "intermediate_size": 256,
+        "max_position_embeddings": 2048, "mlp_only_layers": [], "moe_intermediate_size": 128, "norm_topk_prob": True,
+        "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False, "vocab_size": 3200,
+    },
 }  # fmt: skip
 """config.json by the names of known models."""
 HOSTED: dict[str, Members] = {

@@ -29,7 +29,9 @@ REPEATS = {"decode": 3, "prefill": 5, "long": 3, "concurrent": 1, "shared": 1}
 SMOKE_SCALE = 1 / 16
 REFERENCE = "transformers"
 BUSY_WINDOW_S = 1.0
-ENVIRONMENT = ("VNEXT_ISA", "VNEXT_KV_CACHE_DTYPE", "VNEXT_QUANTIZATION", "ONEDNN_", "MKL_", "PEERS_OPENVINO_")
+ENVIRONMENT = (
+    "VNEXT_ISA", "VNEXT_KV_CACHE_DTYPE", "VNEXT_QUANTIZATION", "VNEXT_ACTIVATIONS", "ONEDNN_", "MKL_", "PEERS_OPENVINO_",
+)  # fmt: skip
 """How the names of variables begin that choose what engines compute with."""
 
 

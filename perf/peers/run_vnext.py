@@ -9,15 +9,15 @@ from typing import Any
 
 import protocol
 
-CHOSEN = {"isa": "auto", "kv_cache_dtype": "auto", "quantization": "auto", "packed_weights_dir": ""}
+CHOSEN = {"isa": "auto", "kv_cache_dtype": "auto", "quantization": "auto", "activations": "auto", "packed_weights_dir": ""}
 """Settings that the environment may name, with their defaults."""
 
 
 class Vnext:
     """The defaults of `LLM(...)`, but for the device, the threads, the place of the log and what the environment names.
 
-    `LLM` reads no environment; here VNEXT_ISA, VNEXT_KV_CACHE_DTYPE, VNEXT_QUANTIZATION and VNEXT_PACKED_WEIGHTS_DIR mean what
-    they mean to `vnext serve`.
+    `LLM` reads no environment; here VNEXT_ISA, VNEXT_KV_CACHE_DTYPE, VNEXT_QUANTIZATION, VNEXT_ACTIVATIONS and
+    VNEXT_PACKED_WEIGHTS_DIR mean what they mean to `vnext serve`.
     """
 
     def __init__(self, model: Path, threads: int) -> None:
