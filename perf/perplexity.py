@@ -139,7 +139,9 @@ def own_schemes(llama: LlamaCpp, count: int, work: Path) -> dict[str, object]:
     windows = windows_of(folder, count)
     exact = Reference(Setting(folder, torch.float32, "none"), windows, work)
     found = {"float32 arithmetic": exact.score(None), "bfloat16": exact.score(Setting(folder, quantization="none"))}
-    found |= {f"--quantization {name}": exact.score(Setting(folder, quantization=name)) for name in OWN}
+    for name in OWN:
+        found[f"--quantization {name}"] = exact.score(Setting(folder, quantization=name))
+        found[f"--quantization {name} --activations bf16"] = exact.score(Setting(folder, quantization=f"{name} by bf16"))
     for kind in ("Q8_0", "Q4_0"):
         other = LlamaCpp(llama._replace(file=file).converted(kind, work / "other.gguf"), llama.python)
         found[f"llama.cpp, {kind} of the same"] = exact.score(other)

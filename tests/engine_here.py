@@ -21,7 +21,7 @@ from vnext import LLM
 from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.runtime.engine import process as core_process
-from vnext.runtime.processes import launch
+from vnext.runtime.processes import rank_processes
 from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
 
 OWN_LEVEL = native.level() if native.is_built() else None
@@ -72,8 +72,9 @@ class CoreThread:
         """Ask the core to end and wait for it. Idempotent."""
         if self._waker.fileno() >= 0:
             self._waker.send(b"e")
-            self._thread.join(grace_s)
-            assert not self._thread.is_alive(), f"the engine core goes on {grace_s} s after it was asked to end"
+            if self._thread is not None:
+                self._thread.join(grace_s)
+                assert not self._thread.is_alive(), f"the engine core goes on {grace_s} s after it was asked to end"
             for each in (self._waker, self._wake, self._exit):
                 each.close()
         return self.returncode
@@ -84,7 +85,7 @@ def engines_here() -> Iterator[None]:
     """Engines that LLM(executor="inproc") starts inside the block are threads of this process. They begin with the instruction set
     of a process of its own, whatever an engine before them was asked to use, and leave it so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "start_core", CoreThread)
+        patch.setattr(rank_processes, "start_core", CoreThread)
         patch.setattr(core_process, "prepare_process", lambda threads, prescribe: None)
         _use_own_level()
         try:

@@ -227,7 +227,7 @@ LATE_IMPORTS = {
     # an order of starting
     "vnext/api/async_llm.py": (1, "vectors need numpy"),
     "vnext/api/generated.py": (2, "the engine starts while texts and client are imported"),
-    "vnext/api/llm.py": (9, "the engine starts while texts and client are imported"),
+    "vnext/api/llm.py": (13, "the engine starts while what finds the model, texts and client are imported"),
     "vnext/api/task_maker.py": (8, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/engine/main.py": (2, "ranks are forked, and go on with imports of their own"),

@@ -20,12 +20,12 @@ from engine_here import engines_here
 from vnext import AsyncLLM, EngineDead, Generated, InvalidRequest, RequestOutputKind, SamplingParams
 from vnext.runtime.client.bridged_stream import BridgedStream
 from vnext.runtime.engine.executor import InprocExecutor
-from vnext.runtime.processes import launch
+from vnext.runtime.processes import rank_processes
 from vnext.runtime.protocol.operations import CallRanks
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, skip_special_tokens=False)
 LONG = msgspec.structs.replace(GREEDY, max_tokens=900)
-START_CORE = launch.start_core
+START_CORE = rank_processes.start_core
 PROMPTS = ["What is", "The module", "Return a", "import"]
 
 
@@ -335,7 +335,7 @@ def test_a_bad_request_is_refused(engine: AsyncLLM, prompt, words: str) -> None:
 
 def test_a_dead_engine_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what goes on and for what is asked later. It is a process of its own."""
-    monkeypatch.setattr(launch, "start_core", START_CORE)
+    monkeypatch.setattr(rank_processes, "start_core", START_CORE)
 
     long = msgspec.structs.replace(LONG, n=16)
 

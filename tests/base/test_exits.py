@@ -164,7 +164,7 @@ def test_an_engine_that_could_not_start(
         raise error("It is so.")
 
     monkeypatch.setattr(serving, "find_model", fail)
-    monkeypatch.setattr("vnext.api.llm.find_model", fail)
+    monkeypatch.setattr(launch, "find_model", fail)
     assert status(command[0], command[1:]) == code
     assert "It is so." in capsys.readouterr().err
 

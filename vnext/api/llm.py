@@ -20,7 +20,6 @@ import msgspec
 
 from vnext.api.chat_tokenizer import ChatTokenizer
 from vnext.api.generated import Embedded, Generated, Scored, Slot, Task
-from vnext.api.generation_config import sampling_defaults
 from vnext.api.program_input import (
     Message,
     ParamsChoice,
@@ -31,10 +30,8 @@ from vnext.api.program_input import (
     as_prompts,
     as_variables,
 )
-from vnext.api.task_maker import TaskMaker
 from vnext.options.settings_check import engine_settings
-from vnext.runtime.processes.launch import find_model
-from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
+from vnext.runtime.processes.rank_processes import end_cores, start_cores
 from vnext.runtime.protocol.lora_request import AdapterChoice
 from vnext.runtime.protocol.operations import (
     TAGS,
@@ -51,13 +48,16 @@ from vnext.runtime.protocol.operations import (
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
 from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
 
-if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+if TYPE_CHECKING:  # what finds the model, the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
 
     from vnext.api.vectors import Asked, Result, Wanted
     from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.client.weight_update import Tensors, WeightUpdates
+    from vnext.runtime.processes.replicas import RunningEngines, StartingEngines
+    from vnext.runtime.processes.subprocesses import Child
     from vnext.runtime.protocol.merged_output import TakenOutput
+    from vnext.runtime.protocol.sampling_params import SamplingDefaults
     from vnext.text.answer import Delta
     from vnext.text.tokenizer import Tokenizer
 
@@ -169,9 +169,13 @@ class LLM(EngineOperations):
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = engine_settings(model=model, **{"input_tokens": 0} | settings)  # nobody reads a part of an answer
-        model_path = find_model(self._settings)
-        defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
-        starting = start_engines(self._settings, model_path)
+        cores = start_cores(self._settings)
+        try:
+            model_path, defaults, starting = _started(self._settings, cores)
+        except BaseException:
+            end_cores(cores)
+            raise
+        from vnext.api.task_maker import TaskMaker
         from vnext.runtime.client.client_sync import SyncEngineClient
 
         self.tokenizer = _tokenizer(model_path, starting)
@@ -377,6 +381,17 @@ def _bar(total: int) -> tqdm:
     from tqdm import tqdm
 
     return tqdm(total=total, desc="answers", unit="answer", dynamic_ncols=True)
+
+
+def _started(settings: EngineSettings, cores: Sequence[Child]) -> tuple[Path, SamplingDefaults, StartingEngines]:
+    """The folder of the model, its defaults, and the engines of these cores, which begin to load it. Raises StartFailed."""
+    from vnext.api.generation_config import sampling_defaults
+    from vnext.runtime.processes.launch import find_model
+    from vnext.runtime.processes.replicas import start_engines
+
+    model_path = find_model(settings)
+    defaults = sampling_defaults(model_path, reads_generation_config(settings))
+    return model_path, defaults, start_engines(settings, model_path, cores)
 
 
 def _tokenizer(model_path: Path, starting: StartingEngines) -> Tokenizer:

@@ -21,6 +21,7 @@ from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from tests.run.stops import Stops, stops  # noqa: F401  (a fixture)
+from vnext import LLM
 from vnext.base.exits import DONE, FAILED
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
@@ -29,8 +30,9 @@ from vnext.replay.reading.source import open_log
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.engine.process import run_until
-from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
-from vnext.runtime.processes.rank_processes import start_core
+from vnext.runtime.processes import launch
+from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, StartRefused, find_model, start_engine
+from vnext.runtime.processes.rank_processes import CORE, start_core
 from vnext.runtime.processes.run_dir import REFUSAL
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
@@ -244,3 +246,16 @@ def test_a_core_starts_its_ranks_before_it_has_settings_and_ends_them(how: signa
     assert how == signal.SIGKILL or not any(rank.is_running() for rank in ranks), "it ends them itself, and waits for that"
     assert psutil.wait_procs(ranks, timeout=GONE_TIMEOUT_S)[1] == []
     core.terminate(0.0)
+
+
+def test_a_program_s_core_imports_while_the_model_is_sought_and_ends_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[psutil.Process] = []
+
+    def find(settings: EngineSettings) -> Path:
+        seen.extend(each for each in psutil.Process().children() if CORE in each.cmdline())
+        raise StartRefused("there is none")
+
+    monkeypatch.setattr(launch, "find_model", find)
+    with pytest.raises(StartRefused, match="there is none"):
+        LLM("nothing", threads=1, data_parallel_size=2)
+    assert len(seen) == 2 and not any(each.is_running() for each in seen)

@@ -154,9 +154,11 @@ def of_role(core: CoreSettings) -> CoreSettings:
     return msgspec.structs.replace(core, engine=msgspec.structs.replace(core.engine, **none, **unused), draft_path="")
 
 
-def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, inputs_dir: str = "") -> StartingEngine:
+def start_engine(
+    settings: EngineSettings, model_path: Path, replica: int = 0, inputs_dir: str = "", child: Child | None = None
+) -> StartingEngine:
     """Start an engine of the model that `find_model` found, the one of this number among `data_parallel_size`, `inputs_dir` as in
-    CoreSettings. Returns at once, so that the caller can do other work meanwhile.
+    CoreSettings. `child`: its core, of `start_cores`. Returns at once, so that the caller can do other work meanwhile.
 
     Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
     node, StaleModule if the engine's processes would raise it.
@@ -180,7 +182,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, i
         replica=replica,
         inputs_dir=inputs_dir or (str(shared_twin(run_dir.path)) if settings.encode_engines or settings.role != "both" else ""),
     ))  # fmt: skip
-    starting = StartingEngine(start_core(core.name, core.engine), core, run_dir)
+    starting = StartingEngine(child or start_core(core.name, core.engine), core, run_dir)
     try:
         compiled.check()
         if compiled.absent and replica == 0:
@@ -195,7 +197,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0, i
 def find_model(settings: EngineSettings) -> Path:
     """The folder of the settings' model, downloaded if necessary and checked as strictly as a rank would check it.
 
-    Raises StartRefused for a folder without a model, before any process is started for it.
+    Raises StartRefused for a folder without a model, before any process loads it.
     """
     try:
         if settings.family:

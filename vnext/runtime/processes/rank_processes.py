@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from vnext.runtime.processes.determinism import process_environment
 from vnext.runtime.processes.subprocesses import Child, start_child
-from vnext.runtime.processes.thread_plan import default_threads
+from vnext.runtime.processes.thread_plan import default_threads, why_not
 from vnext.runtime.protocol.settings import EngineSettings
 
 CORE = "vnext.runtime.engine.main"
+END_GRACE_S = 10.0
 
 
 def start_ranks(engine: EngineSettings, ranks: Sequence[int] = (), arguments: Sequence[str] = ()) -> list[Child]:
@@ -23,6 +24,28 @@ def start_ranks(engine: EngineSettings, ranks: Sequence[int] = (), arguments: Se
     numbers = ranks or range(count_of(engine))
     environment = environment_of(engine)
     return [start_child(name_of(rank), "vnext.runtime.rank.main", arguments, environment) for rank in numbers]
+
+
+def start_cores(engine: EngineSettings) -> list[Child]:
+    """The processes of all engines' cores, for a program that has yet to find the model: they import meanwhile. None where launch
+    refuses the settings. Raises OSError, with nothing started."""
+    count = engine.data_parallel_size
+    if engine.node_rank or why_not(engine.threads, count * engine.local_world_size, engine.numa):
+        return []
+    cores: list[Child] = []
+    try:
+        for replica in range(count):
+            cores.append(start_core(engine.core_name(replica), engine))
+    except BaseException:
+        end_cores(cores)
+        raise
+    return cores
+
+
+def end_cores(cores: Sequence[Child]) -> None:
+    """End cores that no engine was made of, or that have been ended."""
+    for core in cores:
+        core.terminate(END_GRACE_S)
 
 
 def start_core(name: str, engine: EngineSettings) -> Child:

@@ -134,12 +134,13 @@ class StartingEngines:
             engine.abandon()
 
 
-def start_engines(settings: EngineSettings, model_path: Path) -> StartingEngines:
-    """Start `data_parallel_size` engines. Returns at once. Raises what `start_engine` does, and leaves none behind then."""
+def start_engines(settings: EngineSettings, model_path: Path, cores: Sequence[Child | None] = ()) -> StartingEngines:
+    """Start `data_parallel_size` engines, of the processes of `start_cores` if there are any. Returns at once. Raises what
+    `start_engine` does, and leaves none behind then, but for such processes."""
     started: list[StartingEngine] = []
     try:
-        for replica in range(settings.data_parallel_size):
-            started.append(start_engine(settings, model_path, replica, started[0].inputs_dir if started else ""))
+        for replica, core in enumerate(cores or [None] * settings.data_parallel_size):
+            started.append(start_engine(settings, model_path, replica, started[0].inputs_dir if started else "", core))
     except BaseException:
         StartingEngines(started).abandon()
         raise

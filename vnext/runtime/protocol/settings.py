@@ -204,6 +204,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def world_size(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    def core_name(self, replica: int) -> str:
+        """That of an engine's core, for people."""
+        return "engine core" if self.data_parallel_size == 1 else f"engine core {replica}"
+
     def step_tokens(self, on_gpu: bool) -> int:
         return self.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
 
@@ -250,7 +254,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The engine core's, for people."""
-        return "engine core" if self.engine.data_parallel_size == 1 else f"engine core {self.replica}"
+        return self.engine.core_name(self.replica)
 
     @property
     def role(self) -> Role:
