@@ -207,7 +207,7 @@ WHOLE: dict[str, int] = {
     "tests/media/test_sound_lives.py": 2,
 }  # fmt: skip
 """File whose fixture costs more than its cases -> of so many seeds one takes it, with all its cases."""
-DEAR, TIMES = re.compile(r"\[(.*[- ])?(ranks|stages)\]$"), 3
+DEAR, TIMES = re.compile(r"\[(.*-)?(two )?(ranks|stages)\]$"), 3
 """Cases that start two ranks, which each import torch: of those of a function here, so many times fewer than of its others."""
 ROOT = Path(__file__).resolve().parents[1]
 
