@@ -35,7 +35,7 @@ WRONG_BY_COMMAND = [
     (cli.main, ["chat", "no/such/folder"], "there is no folder 'no/such/folder'"),
     (cli.main, ["chat", "--temperature", "-1"], "temperature is -1.0: it must lie between"),
     (cli.main, ["chat", "--url", NOBODY], f"{NOBODY} cannot be reached"),
-    (cli.main, ["chat", "--url", "ftp://a/b"], "cannot be reached"),
+    (cli.main, ["chat", "--url", "ftp://a/b"], "is no server's URL: write it as http://"),
     (cli.main, ["doctor", "--jsno"], "did you mean --json?"),
     (cli.main, [], "name a command first: serve, run, chat, pull, list, rm, quantize, batch, restart, router, doctor"),
     (cli.main, ["bench", "latency", "no/such/folder"], "vnext-bench: there is no folder 'no/such/folder'"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -41,8 +42,7 @@ from vnext.server.settings import ServerSettings
 SEARCHED_SCHEMES = ("w4a16", "q4_0", "q5_0")
 GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "bf16", "f16")
 QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
-PRODUCTION = ("log_dir", "host", "port")
-"""What `vnext doctor --production` asks of a server's options."""
+PRODUCTION = ("log_dir", "host", "port")  # what `vnext doctor --production` asks of a server's options
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,9 +166,16 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
 
 
 def server_url(given: str) -> str:
-    """A server's URL in normal form. Accepts the path of the API, which OpenAI's clients need, and a missing http://."""
-    url = given.rstrip("/").removesuffix("/v1")
-    return url if not url or "://" in url else f"http://{url}"
+    """A server's URL in normal form. Accepts the path of the API, as OpenAI's clients, and no http://. Raises SettingsError."""
+    url = given.strip().rstrip("/").removesuffix("/v1")
+    url = url if not url or "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        if url and not (parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not any(parts[3:])):
+            raise ValueError("no server's")
+    except ValueError:  # of a port too
+        raise SettingsError(f"{given!r} is no server's URL: write it as http://127.0.0.1:8000.") from None
+    return url
 
 
 def _help(parser: Parser, words: Sequence[str]) -> NoReturn:

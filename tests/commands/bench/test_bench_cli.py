@@ -150,6 +150,22 @@ def test_a_server_that_wants_a_key_says_so() -> None:
         asyncio.run(measured(Locked()))
 
 
+def test_a_page_and_a_server_without_tls_are_no_address_of_an_engine() -> None:
+    class Pages(Backend):
+        async def models(self, request: web.Request) -> web.Response:
+            return web.Response(text="\n<!doctype html>", content_type="text/html")
+
+    with pytest.raises(ServerUnusable, match=r"\(its answer is a page of HTML\): is this its address\?"):
+        asyncio.run(measured(Pages()))
+
+    async def without_tls() -> None:
+        async with TestServer(Backend().app) as server:
+            await measure_server(Load(url=str(server.make_url("")).replace("http", "https")), WORKLOAD, [])
+
+    with pytest.raises(ServerUnusable, match=r"\(TLS: [a-z ]+\): is this its address\?"):
+        asyncio.run(without_tls())
+
+
 def status(argv: list[str]) -> int:
     """What the process would end with."""
     try:
@@ -197,6 +213,7 @@ def test_a_figure_that_a_command_has_not_is_refused_before_it_begins(
     said = capsys.readouterr().err
     figure = re.split("[<>.]", argv[-1])[0]
     assert f"{argv[0]} has no figure {figure}" in said and len(said.splitlines()) == 1 and ", --" not in said
+    assert main(["serve", "--assert", "ttft_p99<500"]) == 2 and "figure ttft_p99 here: did you mean ttft_p99_ms?\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [

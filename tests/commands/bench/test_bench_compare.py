@@ -64,6 +64,9 @@ def test_a_change_from_nothing_has_no_percentage(tmp_path: Path) -> None:
 def test_loads_that_differ_are_named_and_reports_compare_too(tmp_path: Path) -> None:
     shown = compare(written(tmp_path / "a"), written(tmp_path / "b", count=100))[1]
     assert "note: num_prompts is 201 there and 101 here" in shown
+    for name, load in (("c", {"load": {"request_rate": 0.0}, "figures": {"failed": 0}}), ("d", {"failed": 1, "request_rate": "inf", "total_input_tokens": 9})):
+        (tmp_path / name).write_text(json.dumps(load))
+    assert "note" not in compare(tmp_path / "c", tmp_path / "d")[1], "the same rate, and what one of them does not say"
     for name, value in (("x", 2.0), ("y", 3.0)):
         (tmp_path / name).write_text(json.dumps({"figures": {"ttft_p50_ms": value, "failed": 0}, "load": {"request_rate": 4}}))
     ratios, shown = compare(tmp_path / "x", tmp_path / "y")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import math
 import os
@@ -338,6 +339,7 @@ def test_ctrl_c_keeps_what_had_ended(command: str, tmp_path: Path, capsys: pytes
         (["--save-detailed"], "--save-detailed has no effect without --save-result"),
         (["--ramp-up-strategy", "wild"], "--ramp-up-strategy is 'wild'"),
         (["--base-url", "http://127.0.0.1:1"], "is it running?"),
+        *[(["--base-url", url], f"'{url}' is no server's URL: write it as") for url in ("ftp://a", "http://a:99999", "http://a?b=c", "http://:80")],
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
@@ -416,6 +418,12 @@ def test_prompts_of_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text(f'{json.dumps({"prompt": long})}\n{json.dumps({"prompt": "b", "output_tokens": 7})}\n')
     assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 3, tokenizer, 0)] == [256, 7, 256]
     assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 2, tokenizer, 9)] == [9, 9]
+    windows = (tmp_path / "lines.jsonl").read_bytes().replace(b"\n", b"\r\n\r\n")
+    (tmp_path / "windows.jsonl").write_bytes(codecs.BOM_UTF8 + windows)
+    assert custom_samples(tmp_path / "windows.jsonl", 3, tokenizer, 0) == custom_samples(tmp_path / "lines.jsonl", 3, tokenizer, 0)
+    (tmp_path / "wrong.jsonl").write_bytes(windows + b'{"text": "a"}')
+    with pytest.raises(SettingsError, match=r"a prompt each \(line 5: Object missing required field `prompt`\)"):
+        custom_samples(tmp_path / "wrong.jsonl", 3, tokenizer, 0)
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     parquet.write_table(arrow.Table.from_pylist(talk), tmp_path / "talks.parquet")
     assert sharegpt_samples(tmp_path / "talks.parquet", 3, tokenizer, 0, 0) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 import shutil
@@ -191,7 +192,8 @@ def test_arrivals_go_to_jsonl_and_back_exactly(tmp_path, capsys, privacy):
     code, found = answer(capsys, "convert", log_dir, "--to", "jsonl", "-o", tmp_path / "a.jsonl")
     assert code == 0 and found["requests"] == 40 and found["source"] == "log"
     assert list(from_jsonl((tmp_path / "a.jsonl").read_bytes().splitlines())) == due
-    code, found = answer(capsys, "convert", tmp_path / "a.jsonl", "--like", log_dir, "-o", tmp_path / "again")
+    (tmp_path / "w.jsonl").write_bytes(codecs.BOM_UTF8 + (tmp_path / "a.jsonl").read_bytes().replace(b"\n", b"\r\n"))  # by Windows
+    code, found = answer(capsys, "convert", tmp_path / "w.jsonl", "--like", log_dir, "-o", tmp_path / "again")
     assert code == 0 and list(arrivals_of(open_log(tmp_path / "again"))) == due
     assert verify(open_log(tmp_path / "again"), all_laws=True).same
     assert main(["convert", str(tmp_path / "again"), "--to", "jsonl", "-o", str(tmp_path / "b.jsonl")]) == 0

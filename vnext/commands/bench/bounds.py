@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from vnext.base.spelling import close_to
 from vnext.commands.bench import energy
 from vnext.commands.bench.figures import PERCENTS, rates, server_figures, spread_ms
 from vnext.commands.bench.load.events import Piece
@@ -96,7 +97,8 @@ def require_measured(bounds: Sequence[Bound], given: Given, flag: str = "--asser
             raise SettingsError(f"{flag} {bound.text}: of a time there are {', '.join(kinds)}.")
         if bound.figure not in known:
             none = f"{flag} {bound.text}: {given.command} has no figure {bound.figure} here"
-            raise UnknownFigure(f"{none}; it has {', '.join(known)}.")
+            close = close_to(bound.figure, known, cutoff=0.85)
+            raise UnknownFigure(f"{none}: did you mean {close}?" if close else f"{none}; it has {', '.join(known)}.")
 
 
 def figures_of(given: Given) -> Iterator[str]:

@@ -64,8 +64,10 @@ def compare(before: Path, after: Path) -> tuple[dict[str, float], str]:
     rows += [Row(name, first.figures[name], second.figures[name]) for name in common]
     if not rows:
         raise SettingsError(f"{before} and {after} have no figure in common.")
-    differing = [name for name in LOAD if first.load.get(name) != second.load.get(name)]
-    notes = [f"note: {name} is {first.load.get(name)} there and {second.load.get(name)} here" for name in differing]
+    loads = [{name: each.load[name] or "inf" if name == "request_rate" else each.load[name] for name in LOAD if name in each.load}
+             for each in (first, second)]  # fmt: skip
+    differing = [name for name in LOAD if name in loads[0] and name in loads[1] and loads[0][name] != loads[1][name]]
+    notes = [f"note: {name} is {loads[0][name]} there and {loads[1][name]} here" for name in differing]
     return {row.name: row.after / row.before for row in rows if row.before}, "\n".join([*table(rows), *notes])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import re
 from collections.abc import Iterator
@@ -156,7 +157,7 @@ def agent_traces(path: Path, count: int, tokenizer: Tokenizer, output_tokens: in
             if isinstance(took_s := message.get("delay_s"), int | float):
                 delay_s += took_s
             before, read = [*before, own], read + tokens
-    return repeated(samples, count, path)
+    return repeated(samples, count, path, "message of an assistant, each of which is a request")
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -167,10 +168,10 @@ def _texts(value: object) -> Iterator[str]:
         yield from _texts(each)
 
 
-def repeated(samples: list[Sample], count: int, path: Path) -> list[Sample]:
+def repeated(samples: list[Sample], count: int, path: Path, lacks: str = "prompt of a usable length") -> list[Sample]:
     """So many: those of a shorter file come again. Raises SettingsError for none."""
     if not samples:
-        raise SettingsError(f"--dataset-path {path} has no prompt of a usable length.")
+        raise SettingsError(f"--dataset-path {path} has no {lacks}.")
     return [samples[place % len(samples)] for place in range(count)]
 
 
@@ -196,7 +197,7 @@ def _read(path: Path) -> list[_Conversation]:
     if _is_parquet(path):
         return _rows(path, _Conversation)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+        return msgspec.json.decode(_data(path), type=list[_Conversation])
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({error}).") from error
 
@@ -206,9 +207,22 @@ def _lines(path: Path, kind: type[T], member: str) -> list[T]:
     if _is_parquet(path):
         return _rows(path, kind)
     try:
-        return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        lines = _data(path).split(b"\n")
+        return [_line(line, number, kind) for number, line in enumerate(lines, 1) if line.strip()]
+    except (OSError, ValueError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with {member} each ({error}).") from error
+
+
+def _line(line: bytes, number: int, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number}: {error}") from error
+
+
+def _data(path: Path) -> bytes:
+    """Without the mark that Windows puts before UTF-8. Raises OSError."""
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def _is_parquet(path: Path) -> bool:

@@ -89,7 +89,8 @@ async def model_of(client: Client) -> str:
     except RequestFailed as error:
         if error.status:
             raise ServerUnusable(f"{client.url} does not say what it serves: {error}") from error
-        raise ServerUnusable(f"{client.url} does not answer as an OpenAI server does ({error}): is it running?") from error
+        remedy = "is this its address?" if error.kind == "broken" else "is it running?"
+        raise ServerUnusable(f"{client.url} does not answer as an OpenAI server does ({error}): {remedy}") from error
 
 
 def body_of(model: str, workload: Workload, prompt: list[int]) -> bytes:

@@ -9,6 +9,7 @@ mention, as in the published traces. convert.py owns the format `vllm-vcr`, and 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -191,6 +192,8 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """Yield non-empty lines, one at a time."""
     try:
         with path.open("rb") as file:
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # Windows puts this before UTF-8
+                file.seek(0)
             yield from (line for line in file if line.strip())
     except OSError as error:
         raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error

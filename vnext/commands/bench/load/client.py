@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -63,6 +64,8 @@ class Client:
         status, data = await self.answer(path, body)
         if status != 200:
             raise refused(status, data)
+        if data.lstrip().startswith(b"<"):
+            raise RequestFailed("broken", "its answer is a page of HTML")
         with failures():
             return msgspec.json.decode(data, type=of)
 
@@ -95,6 +98,8 @@ def failures() -> Iterator[None]:
 def words_of(error: Exception) -> str:
     """What went wrong on the way, as the system says it where no connection was made."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    if isinstance(cause, ssl.SSLError):  # its number is not the system's
+        return f"TLS: {cause.reason.replace('_', ' ').lower()}"
     if cause is not None and cause.errno and cause.strerror:
         return os.strerror(cause.errno) if cause.errno > 0 else cause.strerror  # a name that is not found has a number below 0
     return str(error) or type(error).__name__
@@ -104,4 +109,5 @@ def kind_of(error: Exception) -> str:
     """The kind of a failure on the way."""
     if isinstance(error, TimeoutError):
         return "timeout"
-    return "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
+    is_unmade = isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError)
+    return "connect" if is_unmade else "broken"
