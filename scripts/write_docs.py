@@ -134,7 +134,7 @@ def routes() -> str:
     rows: list[tuple[list[str], str]] = []
     for route in ROUTES:
         name = f"`{route.method} {route.plain_path}`"
-        if route.what:
+        if route.is_listed:
             rows.append(([name], route.what.partition("; also ")[0]))  # the first column names them
         else:
             rows[-1][0].append(name)

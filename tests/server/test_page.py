@@ -206,6 +206,8 @@ def test_an_answer_survives_a_cut_connection(page, server):
 def test_nothing_keeps_anybody_from_the_page(page, server, width, scheme):
     page.emulate(width, scheme)
     try:
+        theme = "return document.documentElement.dataset.theme"
+        assert page.driver.execute_script(theme) == scheme, "as the system has it now"
         assert not page.barriers()
         page.say("say:one **two** `four`")
         page.reported(LAST, "four")
@@ -213,7 +215,7 @@ def test_nothing_keeps_anybody_from_the_page(page, server, width, scheme):
         assert not page.barriers()
         page.driver.get(f"{server.url}/docs")
         page.reported("body", "/v1/chat/completions")
-        assert not page.barriers()
+        assert page.driver.execute_script(theme) == scheme and not page.barriers()
         page.driver.execute_script("document.body.append(document.createElement('img'))")
         assert page.barriers()[0].startswith("Images must have alternate text"), "a planted one is seen"
     finally:
@@ -260,6 +262,7 @@ def test_the_api_is_listed_and_tried(page, server):
     chat = next(each for each in routes if "/v1/chat/completions" in each.text)
     chat.click()
     page.reported(".route[open] table", "max_completion_tokens integer")
+    page.reported(".route[open] table", "the most tokens of the answer")
     page.reported(".route[open]", "list of ChatMessage required")
     page.reported(".route[open] caption", "ChatMessage")
     body = chat.find_element("css selector", "textarea")

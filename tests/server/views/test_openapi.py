@@ -12,6 +12,7 @@ from edge_server import EdgeServer
 from vnext.runtime.protocol.sampling_params import UncheckedParams
 from vnext.server.context.errors import FAILURES, failure_of
 from vnext.server.context.openai_types import ChatBody, SamplingFields
+from vnext.server.http.field_words import FIELDS, PARAMETERS
 from vnext.server.routes import ROUTES
 from vnext.server.views import welcome
 from vnext.server.views.welcome import ERRORS, document
@@ -25,6 +26,13 @@ def test_every_route_and_field_is_in_the_document(server: EdgeServer) -> None:
     assert ("GET", "/v1/models/{model}") in operations and ("GET", "/log/{segment}") in operations
     names = [operation["operationId"] for methods in found["paths"].values() for operation in methods.values()]
     assert len(names) == len(set(names))
+    each = [operation for methods in found["paths"].values() for operation in methods.values()]
+    assert all(operation["summary"] and all(one["description"] for one in operation.get("parameters", ())) for operation in each)
+    fields = {(name.rpartition(".")[2], field): one for name, schema in found["components"]["schemas"].items()
+              for field, one in schema.get("properties", {}).items()}  # fmt: skip
+    assert all(one["description"] for one in fields.values())
+    assert {*FIELDS} <= {field for _, field in fields} | {".".join(key) for key in fields}, "words of no field"
+    assert {*PARAMETERS} == {one["name"] for operation in each for one in operation.get("parameters", ())}
     schema = found["components"]["schemas"]["ChatBody"]
     assert {*schema["properties"]} == {*ChatBody.__struct_fields__} and schema["required"] == ["messages"]
 

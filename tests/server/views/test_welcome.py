@@ -11,7 +11,7 @@ from vnext.server.context.openai_types import ChatBody
 from vnext.server.routes import ROUTES
 from vnext.server.views.welcome import HOST_UNKNOWN, Route
 
-SHOWN = [each for each in ROUTES if each.what]
+SHOWN = [each for each in ROUTES if each.is_listed]
 
 
 def get(server, path: str, host: str | bytes | None = None) -> tuple[http.client.HTTPResponse, str]:

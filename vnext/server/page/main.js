@@ -32,13 +32,22 @@ async function list() {
   }
 }
 
-function theme(name) {
+// The system's, also when that changes, until the button is pressed.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let chosen = localStorage.getItem("theme");
+function theme() {
+  const name = chosen || (dark.matches ? "dark" : "light");
   document.documentElement.dataset.theme = name;
-  localStorage.setItem("theme", name);
+  return name;
 }
 
-theme(localStorage.getItem("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-byId("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+theme();
+dark.onchange = theme;
+byId("theme").onclick = () => {
+  chosen = theme() === "dark" ? "light" : "dark";
+  theme();
+  localStorage.setItem("theme", chosen);
+};
 for (const each of VIEWS) byId(`to-${each}`).onclick = () => view(each);
 byId("key").value = sessionStorage.getItem("key") || "";
 byId("key").onchange = () => {

@@ -69,8 +69,9 @@ function tableOf({ properties = {}, required = [] }, caption, meet) {
   if (caption) made.append(element("caption", "", caption));
   for (const [name, each] of Object.entries(properties)) {
     const row = made.insertRow();
-    row.append(element("th", "", name), element("td", "", typeOf(each, meet)));
-    row.append(element("td", "note", required.includes(name) ? "required" : usual(each.default)));
+    const kind = element("td", "", `${typeOf(each, meet)} `);
+    kind.append(element("span", "note", required.includes(name) ? "required" : usual(each.default)));
+    row.append(element("th", "", name), kind, element("td", "", each.description));
   }
   return made;
 }

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
+from vnext.server.http.field_words import FIELDS, PARAMETERS
 from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, File, StaticFiles, answer_with, file_of
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
@@ -46,13 +47,14 @@ ERROR_SCHEMA = {
     "required": ["error"],
     "properties": {
         "error": {
+            "description": "what was wrong",
             "type": "object",
             "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
+                "message": {"type": "string", "description": "one sentence with the remedy"},
+                "type": {"type": "string", "description": "the kind of error, as OpenAI names it"},
+                "param": {"type": ["string", "null"], "description": "the field that is wrong"},
+                "code": {"type": ["string", "null"], "description": "a word for programs"},
             },
         }
     },
@@ -60,15 +62,20 @@ ERROR_SCHEMA = {
 
 
 class Route(NamedTuple):
-    """One path with its view; a part of the path may have a rule (`{name:rule}`). `what`: its line on the page, "" for a path
-    that another line names. `body`: the struct of the request's body; `answers`: the content types of an answer."""
+    """One path with its view; a part of the path may have a rule (`{name:rule}`). `what`: its line on the page, in brackets for a
+    path that another line there names. `body`: the struct of the request's body; `answers`: the content types of an answer."""
 
     method: str
     path: str
     view: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    what: str = ""
+    what: str
     body: type[msgspec.Struct] | None = None
     answers: tuple[str, ...] = (JSON,)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it has a line of its own."""
+        return not self.what.startswith("(")
 
     @property
     def plain_path(self) -> str:
@@ -118,7 +125,7 @@ async def get_docs(request: web.Request) -> web.Response:
 @cache
 def _text(routes: tuple[Route, ...]) -> str:
     """GET / up to its example. Made once, as `_page`: anyone may ask for them, as often as he likes."""
-    shown = [each for each in routes if each.what]
+    shown = [each for each in routes if each.is_listed]
     width = max(len(each.plain_path) for each in shown)
     paths = "\n".join(f"{each.method:<4} {each.plain_path:<{width}}  {each.what}" for each in shown)
     return f"vnext {__version__}: an LLM server that speaks OpenAI's API\n\n{paths}"
@@ -130,7 +137,7 @@ def _page(routes: tuple[Route, ...]) -> tuple[str, str]:
     rows = "".join(
         f"<tr><td>{each.method}<td><code>{each.plain_path}</code><td>{escape(each.what)}<td>{', '.join(each.fields)}"
         for each in routes
-        if each.what
+        if each.is_listed
     )
     before = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>vnext</title><style>{STYLE}</style><h1>vnext {__version__}</h1>"
@@ -166,6 +173,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(bodies, ref_template=REF)
     for schema in schemas:  # `fields` decides about the others: some pass, some are refused by name
         components[schema["$ref"].rpartition("/")[2]].pop("additionalProperties", None)
+    for name, schema in components.items():
+        for field, each in schema.get("properties", {}).items():
+            each["description"] = FIELDS.get(f"{name.rpartition('.')[2]}.{field}") or FIELDS[field]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = route.plain_path
@@ -187,12 +197,15 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     errors = {status: {"$ref": f"#/components/responses/{status}"} for status in ERRORS}
     answer = {"description": "the answer", "content": {kind: {} for kind in route.answers}}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^(?:{rule or '[^/]+'})$"}}
+        {
+            "name": name, "in": "path", "required": True, "description": PARAMETERS[name],
+            "schema": {"type": "string", "pattern": f"^(?:{rule or '[^/]+'})$"},
+        }
         for name, rule in PARAMETER.findall(route.path)
     ]
     found: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()} {path}").strip("_"),
-        "summary": route.what,
+        "summary": route.what.strip("()"),
         "responses": {"200": answer} | errors,
     }
     if parameters:
