@@ -52,13 +52,14 @@ def disturbed(rng: Rng, state: State, coming: list[RequestArrived], percent: int
     if rng.happens(percent):
         event = replace(rng.choose(coming), id=state.next_id, name=str(state.next_id))
         state = state if refusal(state.config, event) else reduce(state, event)
-    if len(state.rows) and rng.happens(3):
+    if len(state.rows) and rng.happens(percent // 2):
         state = reduce(state, RequestAborted(ids=(int(state.rows.id[rng.below(len(state.rows))]),), reason="client"))
     return reduce(state, PrefixCacheReset()) if rng.happens(1) else state
 
 
-def planned(state: State) -> State:
-    while (plan := schedule(state)) is not None:
+def planned(state: State, lacks_one: bool = False) -> State:
+    """With all plans that there are, or without the last one that fits."""
+    while len(state.in_flight) + lacks_one < state.config.pipeline_depth and (plan := schedule(state)) is not None:
         state = reduce(state, plan)
     return state
 
@@ -117,12 +118,14 @@ def test_turns_at_once_are_those_that_are_steady_one_by_one(form: object, monkey
         ]
         state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
         for _ in range(COMMITS // 5):
-            state = planned(disturbed(rng, state, coming, 25))
+            state = planned(disturbed(rng, state, coming, 25), rng.below(3) == 0)
             if state.in_flight:
-                most = 1 + rng.below(12)
-                tokens = [rng.below(config.vocab_size) for _ in range(most * len(state.rows))]
-                state = compared_run(state, pack_tokens(tokens), most, seen)
-    assert min(seen["turn"], seen["run"], seen["end"]) > 50 and min(seen["joins"], seen["waits"]) > 5, seen
+                most, ends = max(rng.below(14) - 2, 0), rng.happens(50)
+                asked = int(state.in_flight[0].samples.sum()) + 1
+                tokens = [rng.below(config.vocab_size) for _ in range((most + 1) * max(len(state.rows), asked))]
+                state = compared_run(state, pack_tokens(tokens), most, seen, ends)
+    assert min(seen["turn"], seen["run"], seen["end"]) > 50 and min(seen["joins"], seen["waits"], seen["gone"]) > 5, seen
+    assert min(seen["leads"], seen["ends"], seen["half"]) > 15, seen
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
@@ -148,16 +151,28 @@ def test_turns_end_where_somebody_who_waits_may_join(form: object, monkeypatch: 
     assert min(seen["turn"], seen["waits"], seen["joins"]) > 5, seen
 
 
-def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str]) -> State:
+def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str], ends: bool = False) -> State:
     """The state behind a run, which the oracle has said too, and behind one commit more, which ends it unless `most` did."""
     reported = snapshot(before)
-    run = steady_run(before, memoryview(tokens), most)
+    run = steady_run(before, memoryview(tokens), most, ends)
     counts, state, drawn = run.counts if run else [], before, 0
-    for count in counts:
+    if run is not None and run.leads:
+        assert schedule(state) == StepPlanned(step=state.planned)
+        state = reduce(state, schedule(state))
+        seen["leads"] += 1
+    for number, count in enumerate(counts):
         event = StepCommitted(step=state.committed, tokens=tokens[drawn : drawn + 4 * count])
         after, matched = fold(state, event)
-        assert not matched.ended and schedule(after) == StepPlanned(step=state.planned)
-        state, drawn = reduce(after, schedule(after)), drawn + 4 * count
+        seen["gone"] += 4 * len(matched.rows) < len(event.tokens)
+        assert not matched.ended and number < most + ends
+        state, drawn = after, drawn + 4 * count
+        if run.ended and number == len(counts) - 1:
+            seen["ends"] += 1
+            seen["half"] += not number and not run.leads
+            assert ends and number == most
+            continue
+        assert schedule(after) == StepPlanned(step=state.planned)
+        state = reduce(after, schedule(after))
         seen["turn"] += 1
         seen["waits"] += bool(state.waiting) and len(state.rows) < state.config.max_num_seqs
     if run is not None:
@@ -166,6 +181,8 @@ def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str]) ->
         assert [each.tokens for each in run.state.in_flight] == [each.tokens for each in state.in_flight]
         check(run.state)
         seen["run"] += 1
+    if not state.in_flight or (run is not None and run.ended):
+        return state
     event = StepCommitted(step=state.committed, tokens=tokens[drawn : drawn + 4 * int(state.in_flight[0].samples.sum())])
     if len(counts) < most and len(event.tokens) == 4 * int(state.in_flight[0].samples.sum()):
         is_surely_over = not state.waiting or len(state.rows) == state.config.max_num_seqs
@@ -269,14 +286,17 @@ def test_compiled_turns_measure_what_they_are_given() -> None:
     depth, int64 = len(flight), np.int64
     out = [
         np.empty((2, *cells.shape), int64), np.empty((depth + 1, 4, 2), int64), np.empty((depth + 1, 2), bool),
-        np.empty((6, 2), int64), np.empty(20, np.int32), np.empty((10, 3), int64),
+        np.empty((6, 2), int64), np.empty(20, np.int32), np.empty((10, 4), int64),
     ]  # fmt: skip
-    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2, 0, 0)
-    assert turns(tuple(step), stores, tuple(out), numbers, ())[0] == 6
-    for given, place, most in ((step, 3, 3), *((out, place, 0) for place in range(4)), (out, 4, 0), (out, 5, 5)):
+    numbers, run = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2, 0, 0), (depth, 10, False, False)
+    assert turns(tuple(step), stores, tuple(out), numbers, (), run)[:2] == (6, False)
+    assert turns(tuple(step), stores, tuple(out), numbers, (), (depth, 5, False, True))[:2] == (5, True)
+    for wrong in ((depth, 10, True, False), (depth, 10, False, True), (depth, -1, False, True), (depth + 1, 9, False, False), (0, 9, False, False)):
+        assert turns(tuple(step), stores, tuple(out), numbers, (), wrong) is None, wrong
+    for given, place, most in ((step, 3, 3), *((out, place, 0) for place in range(4)), (out, 4, 0), (out, 5, 0)):
         whole = given[place]
         given[place] = whole[: len(whole) // 2] if whole is not out[4] else whole[:1]
-        found = turns(tuple(step), stores, tuple(out), numbers, ())
+        found = turns(tuple(step), stores, tuple(out), numbers, (), run)
         assert (found[0] if found else 0) <= most, (len(given), place)
         given[place] = whole
 

@@ -80,18 +80,29 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
 
 
 class Turns(NamedTuple):
-    """Steady turns: the number of the first commit's step, that of the first plan's, the tokens (int32), how many each takes."""
+    """Steady turns: the number of the first commit's step, that of the first plan's, the tokens (int32), how many each commit
+    takes, whether a plan alone `leads` them, and whether the last commit `ended` them without one."""
 
     step: int
     planned: int
     tokens: memoryview
     counts: Sequence[int]
+    leads: bool
+    ended: bool
+
+    @property
+    def plans(self) -> int:
+        """How many."""
+        return len(self.counts) + self.leads - self.ended
 
     def events(self) -> Iterator[AnyEvent]:
         drawn = 0
+        if self.leads:
+            yield StepPlanned(step=self.planned)
         for number, count in enumerate(self.counts):
             yield StepCommitted(step=self.step + number, tokens=bytes(self.tokens[drawn : drawn + 4 * count]))
-            yield StepPlanned(step=self.planned + number)
+            if number + self.leads < self.plans:
+                yield StepPlanned(step=self.planned + number + self.leads)
             drawn += 4 * count
 
 
@@ -149,14 +160,19 @@ class Engine:
         self.state = fold(self.state, event)[0]
         self._check(self.state)
 
-    def go_on(self, tokens: memoryview, most: int) -> Turns | None:
+    def go_on(self, tokens: memoryview, most: int, ends: bool = False) -> Turns | None:
         """Fold up to `most` commits that take these tokens, each with the plan behind it, while both are the usual ones, for a
-        caller that needs no news. None, with nothing done, if the first are not."""
+        caller that needs no news, behind the plan that is due; and one commit more if it `ends` them. None, with nothing done, if
+        the first are not."""
         before = self.state
-        if self._events or self._check is not check_cheap or (run := steady_run(before, tokens, most)) is None:
+        if len(before.in_flight) < before.config.pipeline_depth and any(
+            source.is_on and source.next_event(before) is not None for source in self._sources
+        ):
+            return None
+        if self._events or self._check is not check_cheap or (run := steady_run(before, tokens, most, ends)) is None:
             return None
         self.state = run.state
-        return Turns(before.committed, before.planned, tokens, run.counts)
+        return Turns(before.committed, before.planned, tokens, run.counts, run.leads, run.ended)
 
     def turn(self) -> Iterator[Ready]:
         """One decision, behind the events of all sources. Each value is to be carried out before the next is asked for; only the

@@ -4,7 +4,8 @@ A turn is steady when the step's requests are all still there, no request ends, 
 drafts, and the plan is the expected one. Its arithmetic is one call over the rows (columns.impl.turn), including the cheap
 laws of both events. Any other turn, and one that breaks a law, is left to `match_samples`, `reduce` and `schedule`, with
 which tests compare the plan, the state and the news (tests/sched/test_turn.py). Pure, as they are: older states stay unchanged.
-Several turns, one behind the other, are one call too (columns.impl.turns), for callers that need no state between them.
+Several turns, one behind the other, are one call too (columns.impl.turns), for callers that need no state between them; a plan
+alone may be before them, a commit alone behind them, and requests may have left since their step was planned.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def steady_state(state: State, event: StepCommitted, recorded: bool = False) -> 
 
 def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, np.ndarray, np.ndarray] | None:
     """The state behind the turn, the rows that took a token (int64[n]) and their tokens (int32[n])."""
-    scheduled = state.in_flight[0] if state.in_flight else None
+    scheduled = state.in_flight[0] if len(state.in_flight) == state.config.pipeline_depth else None
     if scheduled is None or event.step != scheduled.step or len(event.tokens) % 4 or event.counts:
         return None
     if (scheduled.drafts is not None and scheduled.drafts.any()) or not _may_be_steady(state):
@@ -81,11 +82,7 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
         (cells, drafting, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (out, entries, asks, work, blocks),
-        (
-            config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
-            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
-        ),
-        () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
+        *_numbers(state, waits),
     )  # fmt: skip
     if found is None:
         return None
@@ -106,23 +103,30 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Steady turns, one behind the other: the state behind them and how many tokens each of them committed."""
+    """Steady turns, one behind the other: the state behind them and how many tokens each commit has. `leads`: a plan alone was
+    before them; `ended`: the last commit is alone."""
 
     state: State
     counts: list[int]
+    leads: bool
+    ended: bool
 
 
-def steady_run(state: State, tokens: memoryview, most: int) -> Run | None:
+def steady_run(state: State, tokens: memoryview, most: int, ends: bool = False) -> Run | None:
     """The state behind as many steady turns as there are, up to `most`, whose commits have these tokens (int32), each as many as
-    its step asks for. None if the first turn is not steady or lacks tokens."""
+    its step asks for; samples of requests that have left are dropped. A plan leads them where one is due, and a commit alone
+    `ends` them where there are so many. None if nothing is steady, or tokens lack."""
     config, depth, (fields, count) = state.config, state.config.pipeline_depth, state.rows.cells.shape
     if any([scheduled.drafts is not None and scheduled.drafts.any() for scheduled in state.in_flight]):
         return None
-    if not _may_be_steady(state) or (waits := _waiting(state)) is None:
+    leads = len(state.in_flight) < depth
+    waits = _waiting(state) if most or leads else NOBODY_WAITS
+    if len(state.in_flight) + leads != depth or not _may_be_steady(state) or waits is None:
         return None
-    cells, entries = np.empty((2, fields, count), INT64), np.empty((depth + 1, 4, count), INT64)
-    asks, made = np.empty((depth + 1, count), bool), np.empty((most, 3), INT64)
-    work, blocks, pool = np.empty((TURN_WORK_LINES, count), INT64), np.empty(most * count, INT32), state.pool
+    width = max([count, *[scheduled.entries.shape[1] for scheduled in state.in_flight]])
+    cells, entries = np.empty((2, fields, count), INT64), np.empty((depth + 1, 4, width), INT64)
+    asks, made = np.empty((depth + 1, width), bool), np.empty((leads + most + ends, 4), INT64)
+    work, blocks, pool = np.empty((TURN_WORK_LINES, count), INT64), np.empty((leads + most + ends) * count, INT32), state.pool
     in_flight = tuple([(scheduled.entries, scheduled.samples) for scheduled in state.in_flight])
     found = columns.impl.turns(
         (
@@ -131,30 +135,39 @@ def steady_run(state: State, tokens: memoryview, most: int) -> Run | None:
         ),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (cells, entries, asks, work, blocks, made),
-        (
-            config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
-            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
-        ),
-        () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
+        *_numbers(state, waits),
+        (depth, most, leads, ends),
     )  # fmt: skip
     if found is None:
         return None
-    turns, taken, head, moves = found
-    digest, drawn, counts = state.token_digest, 0, made[:turns, 2].tolist()
+    turns, ended, taken, head, moves = found
+    made = made[: leads + turns + ended]
+    digest, drawn, counts = state.token_digest, 0, made[leads:, 2].tolist()
     for given in counts:
         digest = xxhash.xxh3_64_intdigest(tokens[drawn : drawn + 4 * given], seed=digest)
         drawn += 4 * given
     if moves:
         pool = pools.moved(pool, blocks[:taken].copy(), head, moves)
-    rows, tables = Rows(cells[(turns - 1) % 2], state.rows.drafting), extents.own(state.tables) if taken else state.tables
-    return Run(_reached(state, turns, drawn // 4, rows, _steps(state, made[:turns], entries, asks), pool, tables, digest), counts)
+    rows, tables = Rows(cells[(len(made) - 1) % 2], state.rows.drafting), extents.own(state.tables) if taken else state.tables
+    steps = _steps(state, made[: leads + turns], len(counts), entries, asks)
+    reached = _reached(state, (leads + turns, len(counts)), int(made[:, 3].sum()), rows, steps, pool, tables, digest)
+    return Run(reached, counts, leads, ended)
 
 
-def _steps(state: State, made: np.ndarray, entries: np.ndarray, asks: np.ndarray) -> tuple[StepInFlight, ...]:
-    """The steps that turns planned, as far as they are still in flight; arrays as `columns.impl.turns` fills them."""
-    depth, has_drafts, steps = state.config.pipeline_depth, state.in_flight[0].drafts is not None, []
-    for turn in range(max(len(made) - depth, 0), len(made)):
-        (size, total, _), slot = made[turn].tolist(), (turn + depth) % (depth + 1)
+def _numbers(state: State, waits: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The last two arguments of `columns.impl.turn`."""
+    config, pool = state.config, state.pool
+    return (
+        config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
+        pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
+    ), () if config.speculation is None else (*decided_by(config), spare_tokens(config))  # fmt: skip
+
+
+def _steps(state: State, made: np.ndarray, committed: int, entries: np.ndarray, asks: np.ndarray) -> tuple[StepInFlight, ...]:
+    """The steps in flight after so many commits, those that turns planned among them; arrays as `columns.impl.turns` fills them."""
+    given, has_drafts, steps = len(state.in_flight), state.config.speculation is not None, list(state.in_flight[committed:])
+    for turn in range(max(committed - given, 0), len(made)):
+        (size, total, _, _), slot = made[turn].tolist(), (turn + given) % len(entries)
         whole = entries[slot] if size == entries.shape[2] else entries[slot, :, :size].copy()
         drafts = np.zeros(size, INT64) if has_drafts else None
         steps.append(StepInFlight(state.planned + turn, whole, asks[slot, :size], total, drafts))
@@ -165,8 +178,7 @@ def _may_be_steady(state: State) -> bool:
     """Whether the arithmetic over the rows decides alone, where commits have no drafts: the newest state owns its arenas."""
     config, histories, tables = state.config, state.tokens, state.tables
     return not (
-        len(state.in_flight) != config.pipeline_depth
-        or config.windows
+        config.windows
         or config.state_pages
         or (config.inputs_a_step and (state.rows.computed < state.rows.prompt).any())
         or state.cautious
@@ -205,14 +217,15 @@ def _paged(
 
 
 def _reached(
-    state: State, turns: int, tokens: int, rows: Rows, steps: tuple[StepInFlight, ...], pool: pools.Pool, tables: extents.Extents,
-    digest: int,
+    state: State, events: tuple[int, int], tokens: int, rows: Rows, steps: tuple[StepInFlight, ...], pool: pools.Pool,
+    tables: extents.Extents, digest: int,
 ) -> State:
-    """The state after so many turns that committed so many `tokens` and planned these steps, the newest of them."""
-    counters = state.counters
+    """The state after so many plans and commits, which took so many `tokens`, with these steps in flight."""
+    counters, (planned, committed) = state.counters, events
     return replace(
-        state, sequence=state.sequence + 2 * turns, planned=state.planned + turns, committed=state.committed + turns, rows=rows,
-        tokens=extents.own(state.tokens), tables=tables, pool=pool, in_flight=(*state.in_flight[turns:], *steps),
+        state, sequence=state.sequence + planned + committed, planned=state.planned + planned,
+        committed=state.committed + committed, rows=rows, tokens=extents.own(state.tokens) if committed else state.tokens,
+        tables=tables, pool=pool, in_flight=steps,
         counters=replace(counters, generated_tokens=counters.generated_tokens + tokens), token_digest=digest,
     )  # fmt: skip
 

@@ -129,10 +129,14 @@ class _Course:
         while self.steps < options.steps:
             self._meet()
             self._turns += 1
+            if not (alone := self._is_alone) and self._goes_on():
+                continue
+            is_new = alone
             while self.steps < options.steps and self._plans():
-                pass
+                is_new = True
             if self.state.in_flight:
-                self._commit()
+                if not (is_new and self._goes_on()):
+                    self._fold(self._sampled())
             elif self.state.requests:
                 raise LawBroken("S6", f"{len(self.state.requests)} requests live, nothing runs and nothing is planned")
             elif not options.arrivals or not options.arrivals_per_mille:
@@ -194,21 +198,32 @@ class _Course:
         self._drawn = first + 4 * count
         return self._samples[first : self._drawn]
 
-    def _commit(self) -> None:
-        """Commit the oldest step. As long as nothing comes from outside, steady turns follow, each a commit with its plan."""
-        until = min(self._arrival_at, self._abort_at, self._reset_at) if self._predicate is None else self._turns
-        while (most := min(until - self._turns, self._options.steps - 1 - self.steps, self._turns_to_check())) > 0:
-            alone = self.state.slots or self.state.config.input_units
-            if (turns := self.engine.go_on(self._view[self._drawn :], 1 if alone else most)) is None:
-                break
+    def _goes_on(self) -> bool:
+        """Take steady turns, as long as nothing comes from outside, each a commit with its plan; the plan that is due comes before
+        them, and behind them the commit before what comes. Whether they have got so far."""
+        until, alone, ended = min(self._arrival_at, self._abort_at, self._reset_at), self._is_alone, False
+        while not ended:
+            leads = len(self.state.in_flight) < self.state.config.pipeline_depth
+            left = max(min(until - self._turns, self._options.steps - 1 - self.steps - leads), 0)
+            most = min(left, self._turns_to_check(), 1 if alone else left)
+            if self._predicate is not None or (leads and (alone or self.steps == self._options.steps)):
+                return False
+            if (turns := self.engine.go_on(self._view[self._drawn :], most, most == left and not alone)) is None:
+                return False
             self.events.append(turns)
             self._drawn += 4 * sum(turns.counts)
-            self._check_all(2 * len(turns.counts))
-            self.steps += len(turns.counts)
+            self._check_all(len(turns.counts) + turns.plans)
+            self.steps += turns.plans
             if alone:
-                return  # an adapter or an input may come before the next commit
-            self._turns += len(turns.counts)
-        self._fold(self._sampled())
+                return True
+            self._turns += len(turns.counts) - turns.ended
+            ended = turns.ended
+        return True
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether an adapter or an input may come before each commit."""
+        return bool(self.state.slots or self.state.config.input_units)
 
     def _turns_to_check(self) -> int:
         """The turns up to the next check of all laws."""

@@ -316,21 +316,36 @@ def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -
     Returns the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
-    (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
+    middle = np.empty_like(step[0])
+    if (committed := _committed(step, stores[:2], middle, out[3], numbers)) is None:
+        return None
+    found = _planned((middle, step[1]), stores, out, numbers, by, len(committed))
+    return (*found[:4], committed, found[4]) if found is not None and lawful(middle, numbers[2], by[4] if by else 0) else None
+
+
+def _committed(step: Arrays, stores: Arrays, out_cells: np.ndarray, out_work: np.ndarray, numbers: Words) -> Named | None:
+    """The first half of a turn: the names that it brings. None where it is not steady."""
+    (cells, _, entries, samples, sampled, eos), (histories, tables), given = step, stores, len(step[4])
+    places, ends = np.empty((2, given), np.int64), np.empty((2, given), bool)
+    matched = match_samples(cells, entries, samples, sampled, eos, places, ends)
+    if matched != (False, 0) or not take_tokens(cells, out_cells, places[0], sampled, histories):
+        return None
+    out_work[0, :given] = places[0]
+    return _names(out_cells, histories, tables, numbers[2], numbers[6])
+
+
+def _planned(
+    rows: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words, named: int
+) -> tuple[int, int, int, int, Named] | None:
+    """The second half of a turn, or a plan alone, where `named` blocks have got names. None where it is not steady."""
+    (middle, drafting), (histories, tables, queue, status) = rows, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
     budget, threshold, size, free, head, used, caches, whole_prompts, *turn, waits, slack = numbers
     most, row_cost, step_cost, many_cost, spare = by or (0, 0, 0, 0, 0)
-    count, given = cells.shape[1], len(sampled)
-    places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
-    matched = match_samples(cells, entries, samples, sampled, eos, places, ends)
-    if matched != (False, 0) or not take_tokens(cells, middle, places[0], sampled, histories):
-        return None
-    out_work[0, :given] = places[0]
-    committed = _names(middle, histories, tables, size, caches)
     total, lacks = expected(middle, out_work[1:3], budget, threshold, size, *turn)
     tokens, need = out_work[1:3]
-    may_join = waits and (total + waits > budget or len(committed) >= slack)
-    if not lawful(middle, size, spare) or not total or lacks > min(free, count) or may_join:
+    may_join = waits and (total + waits > budget or named >= slack)
+    if not total or lacks > min(free, middle.shape[1]) or may_join:
         return None
     if len(drafting) and drafts(middle, drafting, tokens, out_work[3], (most, row_cost, step_cost, many_cost), budget):
         return None
@@ -342,37 +357,70 @@ def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -
     computed, smallest, largest, asking = bounds(out_entries[:, :made], out_asks[:made])
     holds = computed == total <= budget and smallest >= 1 and (not threshold or largest <= threshold)
     holds = holds and (not whole_prompts or asking == made) and lawful(out_cells, size, spare)
-    return (made, total, lacks, head, committed, planned) if holds else None
+    return (made, total, lacks, head, planned) if holds else None
 
 
-def turns(step: Steps, stores: Arrays, out: Arrays, numbers: Words, by: Words) -> tuple[int, int, int, Moves] | None:
-    """Steady turns, one behind the other, as many as there are tokens, places in `made` and steady ones.
+def turns(
+    step: Steps, stores: Arrays, out: Arrays, numbers: Words, by: Words, run: tuple[int, int, bool, bool]
+) -> tuple[int, bool, int, int, Moves] | None:
+    """Steady turns, one behind the other, as many as there are tokens and steady ones. `run`: the steps in flight, at most so many
+    turns, whether a plan alone leads, and whether a commit alone ends them if there are so many.
 
-    As `turn`, but `step` has all steps in flight, as (entries, samples) each, and the tokens of all commits; `out` has cells
-    int64[2, FIELDS, R], of which turn k fills those at k % 2, entries int64[depth + 1, 4, R] and samples bool[depth + 1, R], of
-    which turn k fills those at (k + depth) % (depth + 1), pages taken by all, and `made` int64[most, 3]: the entries and tokens of
-    each plan, and the tokens of each commit. Returns the number of turns, the pages taken, the queue's head, and what the prefix
-    index goes through: pairs that come, pages that go. None if not even the first is steady.
+    As `turn`, but `step` has all steps in flight, as (entries, samples) each, and the tokens of all commits; samples of requests
+    that have left are dropped. `out` has cells int64[2, FIELDS, R], which the turns and halves fill in turn, entries
+    int64[depth + 1, 4, W] and samples bool[depth + 1, W], of which turn k fills those at (k + depth) % (depth + 1) and a plan that
+    leads those at depth - 1, pages taken by all, and `made` int64[n, 4]: of each turn or half, the entries and tokens of the
+    plan, the tokens of the commit, and those that were taken. Returns the number of turns, whether a commit ended them, the pages
+    taken, the queue's head, and what the prefix index goes through: pairs that come, pages that go. None if nothing is steady.
     """
     (cells, drafting, in_flight, sampled, eos), (out_cells, out_entries, out_asks, out_work, out_blocks, made) = step, out
     fixed, (free, head), used, (planned_step, waits, slack) = numbers[:3], numbers[3:5], numbers[5:9], numbers[9:]
-    taken = drawn = named = 0
-    steps, moves = list(in_flight), Moves()
-    for number in range(len(made)):
-        given, slot = int(np.count_nonzero(steps[number][1])), (number + len(in_flight)) % (len(in_flight) + 1)
-        tokens, arrays = sampled[drawn : drawn + given], (out_cells[number % 2], out_entries[slot], out_asks[slot])
-        words = (*fixed, free, head, *used, planned_step + number, waits, slack - named)
-        whole = (cells, drafting, *steps[number], tokens, eos)
-        found = turn(whole, stores, (*arrays, out_work, out_blocks[taken:]), words, by) if len(tokens) == given else None
-        if found is None:
-            return (number, taken, head, moves) if number else None
-        count, total, lacks, head, committed, planned = found
+    (depth, most, leads, ends), steps, moves = run, list(in_flight), Moves()
+    taken = drawn = named = turns = calls = 0
+    for has_commit, has_plan in [(False, True)] * leads + [(True, True)] * most + [(True, False)] * ends:
+        given, slot = int(np.count_nonzero(steps[turns][1])) if has_commit else 0, (turns + depth - (not has_commit)) % (depth + 1)
+        count, total, lacks, alive, middle, committed, planned = 0, 0, 0, 0, cells, Named(), Named()
+        if has_commit:
+            commit = (cells, drafting, *steps[turns], sampled[drawn : drawn + given], eos)
+            if (half := _commit_alone(commit, stores, out_work, numbers, by)) is None:
+                break
+            middle, committed, alive = half
+        if has_plan:
+            words = (*fixed, free, head, *used, planned_step + len(steps) - len(in_flight), waits, slack)
+            arrays = (out_cells[calls % 2], out_entries[slot], out_asks[slot], out_work, out_blocks[taken:])
+            if (found := _planned((middle, drafting), stores, arrays, words, by, named + len(committed))) is None:
+                break
+            count, total, lacks, head, planned = found
+            steps.append((out_entries[slot][:, :count].copy(), out_asks[slot][:count].copy()))
+        else:
+            out_cells[calls % 2] = middle
         moves += [*committed, *out_blocks[taken : taken + lacks].tolist(), *planned]
-        made[number] = count, total, given
-        steps.append((arrays[1][:, :count].copy(), arrays[2][:count].copy()))
-        cells, free, taken, drawn = arrays[0], free - lacks, taken + lacks, drawn + given
-        named += len(committed) + len(planned)
-    return len(made), taken, head, moves
+        made[calls] = count, total, given, alive
+        cells, free, taken, drawn = out_cells[calls % 2], free - lacks, taken + lacks, drawn + given
+        named, calls, turns = named + len(committed) + len(planned), calls + 1, turns + has_commit
+    ended = bool(calls) and calls == leads + most + ends and ends
+    return (turns - ended, ended, taken, head, moves) if calls else None
+
+
+def _commit_alone(
+    step: Arrays, stores: Arrays, out_work: np.ndarray, numbers: Words, by: Words
+) -> tuple[np.ndarray, Named, int] | None:
+    """The cells behind a commit, the names that it brings, and how many tokens were taken; None where it is not steady."""
+    (cells, drafting, *given, eos), middle = step, np.empty_like(step[0])
+    if (kept := _still_there(cells, (given[0], given[1]), given[2])) is None:
+        return None
+    names = _committed((cells, drafting, *kept, eos), stores[:2], middle, out_work, numbers)
+    return None if names is None or not lawful(middle, numbers[2], by[4] if by else 0) else (middle, names, len(kept[2]))
+
+
+def _still_there(cells: np.ndarray, step: Arrays, sampled: np.ndarray) -> Arrays | None:
+    """Entries, samples and tokens of a step without the requests that have left; None where tokens are missing, or are none."""
+    (entries, samples), asked = step, step[1].nonzero()[0]
+    if len(sampled) != len(asked) or (sampled < 0).any():
+        return None
+    live = {*zip(cells[fields.ID].tolist(), cells[fields.PREEMPTION_COUNT].tolist())}
+    stays = np.array([each in live for each in zip(*entries[:2].tolist())], bool)
+    return entries[:, stays], samples[stays], sampled[stays[asked]]
 
 
 def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> Named:
