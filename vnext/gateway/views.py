@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.base.version import __version__
 from vnext.gateway.asked import Asked, read_asked
 from vnext.gateway.backends import Backend, BackendRefused, NoBackend
 from vnext.gateway.context import ROUTER, RouterContext
@@ -80,15 +79,6 @@ async def get_health(request: web.Request) -> web.Response:
     if not ready:
         raise NoBackend("No server behind this router is ready.")
     return web.json_response({"status": "ok", "ready": ready})
-
-
-async def get_live(request: web.Request) -> web.Response:
-    """GET /live: 200 as long as this process runs."""
-    return web.json_response({"status": "ok"})
-
-
-async def get_version(request: web.Request) -> web.Response:
-    return web.json_response({"version": __version__})
 
 
 async def get_metrics(request: web.Request) -> web.Response:

@@ -46,12 +46,10 @@ from vnext.server.views.operations import (
     LoadAdapterBody,
     UnloadAdapterBody,
     get_health,
-    get_live,
     get_load,
     get_metrics,
     get_model,
     get_server_info,
-    get_version,
     hand_over,
     list_models,
     load_adapter,
@@ -95,8 +93,10 @@ from vnext.server.views.welcome import (
     TEXT,
     Route,
     get_docs,
+    get_live,
     get_openapi,
     get_page_file,
+    get_version,
     get_welcome,
 )
 

@@ -56,15 +56,6 @@ async def get_health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
 
 
-async def get_live(request: web.Request) -> web.Response:
-    """GET /live: 200 as long as this process runs. One that answers here need not be started again, whatever the engine does."""
-    return web.json_response({"status": "ok"})
-
-
-async def get_version(request: web.Request) -> web.Response:
-    return web.json_response({"version": __version__})
-
-
 async def get_load(request: web.Request) -> web.Response:
     """GET /load: how many answers wait or run, as in vLLM."""
     return web.json_response({"server_load": request.app[SERVER_CONTEXT].limiter.live_count})

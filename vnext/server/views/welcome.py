@@ -114,6 +114,15 @@ async def get_welcome(request: web.Request) -> web.Response:
     return web.Response(text=f"{_text(request.app[ROUTES])}\n\n{_example(request)}\n", headers=HEADERS)
 
 
+async def get_live(request: web.Request) -> web.Response:
+    """GET /live: 200 as long as this process runs. One that answers here need not be started again, whatever the engine does."""
+    return web.json_response({"status": "ok"})
+
+
+async def get_version(request: web.Request) -> web.Response:
+    return web.json_response({"version": __version__})
+
+
 async def get_docs(request: web.Request) -> web.Response:
     """GET /docs: to a browser the page, which shows the API in its own view; without scripts the paths and their fields."""
     if "text/html" in request.headers.get("Accept", ""):

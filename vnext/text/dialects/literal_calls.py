@@ -57,7 +57,7 @@ def _members(reader: Reader, spelling: Spelling, equals: str, close: str) -> Rea
             return
         if begin != "{" and spelling.quotes == PYTHON.quotes and (yield from reader.next_is("*")):
             raise NoCall
-        key = yield from _member_key(reader, spelling, equals)
+        key = yield from _member_key(reader, equals)
         reader.arguments(f"{begin}{key}: ")
         begin = ", "
         yield from literal(reader, reader.arguments, spelling)
@@ -68,7 +68,7 @@ def _members(reader: Reader, spelling: Spelling, equals: str, close: str) -> Rea
             return
 
 
-def _member_key(reader: Reader, spelling: Spelling, equals: str) -> Reading[str]:
+def _member_key(reader: Reader, equals: str) -> Reading[str]:
     """A key as JSON; in Gemma's calls it may be quoted."""
     if equals == ":" and (yield from reader.take('"')):
         key = yield from reader.until('"', size_max=NAME_SIZE_MAX)
