@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
@@ -31,6 +32,7 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.transport.ring.broadcast import encode_events
+from vnext.sampling.drafters.drafter import RowDrafter
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -264,3 +266,19 @@ def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(raw))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+class Liar:
+    """Drafts that follow nothing, in numbers that follow nothing."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+
+    def row(self, scope: bytes, prompt_length: int) -> RowDrafter:
+        return self
+
+    def finish(self, tokens: np.ndarray) -> None:
+        pass
+
+    def drafts(self, tokens: np.ndarray, most: int) -> np.ndarray:
+        return (tokens[-1] * 31 + np.arange(int(tokens.sum()) % (most + 1), dtype=np.int32)) % self._vocabulary

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from engine_here import engines_here
+from rank_drive import Liar
 
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.batch import draft_rows
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
-from vnext.sampling.drafters.drafter import RowDrafter
 
 Answer = tuple[Any, ...]
 REQUESTS = 48
@@ -77,25 +76,12 @@ def undrafted() -> list[Answer]:
     return answers(log="off")
 
 
-class Liar:
-    """Drafts that follow nothing, in numbers that follow nothing."""
-
-    def row(self, scope: bytes, prompt_length: int) -> RowDrafter:
-        return self
-
-    def finish(self, tokens: np.ndarray) -> None:
-        pass
-
-    def drafts(self, tokens: np.ndarray, most: int) -> np.ndarray:
-        return (tokens[-1] * 31 + np.arange(int(tokens.sum()) % (most + 1), dtype=np.int32)) % 300
-
-
 CASES = [(method, way) for method in METHODS for way in WAYS if method != "liar" or "two" not in way]  # two liars: tests/sim
 
 
 @pytest.fixture
 def lies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar())
+    monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar(300))
     with engines_here():
         yield
 

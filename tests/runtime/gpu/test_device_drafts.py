@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rank_drive import (
     WINDOWS,
     Answers,
+    Liar,
     device_rank,
     drive,
     host_rank,
@@ -38,7 +39,6 @@ from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed, HostSteps
-from vnext.sampling.drafters.drafter import RowDrafter
 from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
@@ -62,19 +62,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "in chunks, uncached": {"max_num_batched_tokens": 12, "prefix_caching": False},
     "three steps ahead, few rows": {"pipeline_depth": 3, "max_num_seqs": 4},
 }  # fmt: skip
-
-
-class Liar:
-    """Drafts that follow nothing, in numbers that follow nothing."""
-
-    def row(self, scope: bytes, prompt_length: int) -> RowDrafter:
-        return self
-
-    def finish(self, tokens: np.ndarray) -> None:
-        pass
-
-    def drafts(self, tokens: np.ndarray, most: int) -> np.ndarray:
-        return (tokens[-1] * 31 + np.arange(int(tokens.sum()) % (most + 1), dtype=np.int32)) % 200
 
 
 def on_device(runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any) -> Answers:
@@ -138,7 +125,7 @@ def test_drafted_steps_give_the_tokens_of_the_host(
 ) -> None:
     """With log-probabilities, penalties, stops, minimum lengths, grammars; what the model is fed is compared at every step."""
     if speculation is None:
-        monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar())
+        monkeypatch.setattr(draft_rows, "drafter_of", lambda speculation: Liar(200))
     arrivals = repetitive_arrivals(16, 3, GRAMMARS)
     found = on_device(runner_of(), speculation or NGRAM, arrivals, **WAYS[way])
     assert found == on_host(runner_of(), speculation or NGRAM, arrivals, **WAYS[way])
