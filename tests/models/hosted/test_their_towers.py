@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from their_cases import CASES, TEXT, VECTOR, VISION, save
 
+from tests.e2e.serving import eventually
 from vnext import LLM, SamplingParams
 from vnext.media.pictures import MediaError
+from vnext.media.seen import Part
+from vnext.media.store import MediaStore, kept_in
 from vnext.media.theirs import TheirForm, _processor_in
 from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.hosted import seeing
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.unread import has_tower, tower_tensors, unread
+from vnext.runtime.rank.their_images import TheirImages
 
 COUNT = 6
 PICTURES = [np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8) for size in ((40, 70, 3), (33, 20, 3), (32, 32, 3))]
@@ -160,3 +166,35 @@ def test_what_cannot_be_served_says_why(folder: Path) -> None:
             parse_config(raw, {})
     with pytest.raises(MediaError, match="cannot make the processor in"):
         TheirForm(folder, (VECTOR,))
+
+
+def test_a_tower_stops_behind_each_layer_and_what_nobody_asks_for_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "stepped"
+    save(path, "internvl")
+    store = MediaStore([folder])
+    one, other = store.put([Part(each).file for each in PICTURES[:2]], "it")
+    made = partial(TheirImages, path, load_config(path), torch.float32, folder / "media")
+    layers: list[int] = []
+
+    def counted(images: TheirImages) -> TheirImages:
+        for module in images._tower._base.modules():
+            if isinstance(module, torch.nn.ModuleList):
+                for layer in module:
+                    layer.register_forward_pre_hook(lambda *_: layers.append(threading.get_ident()))
+        return images
+
+    monkeypatch.setattr("vnext.runtime.rank.their_images.kept_in", lambda _, digest, kind: kept_in(folder, digest, kind))
+    before = threading.active_count()
+    whole, stepped = counted(made()), counted(made())
+    right, layers[:] = [whole.vectors(each) for each in (one, other)], []
+    counts = [len(layers) for done in range(1, 9) if stepped.advance(one, done, 8) is None]
+    assert counts == [0, 0, 0, 0, 0, 1, 1, 2] and threading.get_ident() not in layers, "three parts in eight units"
+    stepped.advance(other, 6, 8)
+    assert len(layers) == 3 and eventually(lambda: threading.active_count() == before + 1), "the one before is given up, and so is its thread"
+    assert torch.equal(stepped.vectors(one), right[0]) and torch.equal(stepped.vectors(other), right[1])
+    assert len(layers) == 3 + 2 + 2 and eventually(lambda: threading.active_count() == before) and stepped.computed == whole.computed
+    monkeypatch.setattr(type(stepped._tower), "vectors", lambda *_: 1 / 0)
+    stepped._kept.clear()
+    with pytest.raises(ZeroDivisionError):
+        stepped.vectors(one)
+    assert eventually(lambda: threading.active_count() == before)

@@ -94,6 +94,17 @@ CASES = {
         {"vision_config": CLIP, "image_seq_length": 64, "vision_feature_layers": [-2, -1]}, ("<image>",), {},
         LLAVA, ("CLIPImageProcessorPil", CLIP_SQUARE),
     ),
+    "janus": Case(
+        "Janus", TEXT | {"model_type": "llama"},
+        {"vision_config": {
+            "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH,
+            "projection_dim": 48, "num_image_tokens": 64, "initializer_range": 0.15},
+         "vq_config": {
+             "base_channels": 32, "num_embeddings": 20, "num_patches": 8, "projection_dim": 48, "image_token_embed_dim": 48,
+             "channel_multiplier": [1, 1], "latent_channels": 32}},
+        ("<image>", "<boi>", "<eoi>"), {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}, {"num_image_tokens": 64},
+        ("JanusImageProcessorPil", {"size": SQUARE, "min_size": 4}),
+    ),
     "deepseek_vl": Case(
         "DeepseekVL", TEXT | {"model_type": "llama"}, {"vision_config": SIGLIP}, ("<image_placeholder>",), {"image_token": "<image_placeholder>"},
         {"num_image_tokens": 64}, ("DeepseekVLImageProcessorPil", {"size": SQUARE, "min_size": 4}),

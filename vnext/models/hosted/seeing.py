@@ -28,8 +28,10 @@ from vnext.models.config.rope_config import ASKED_LENGTH
 from vnext.models.config.tower_config import Tower
 from vnext.models.errors import ModelError
 from vnext.models.hosted.family import LEFT_OUT
+from vnext.models.hosted.stepping import Stepped
 from vnext.models.layers.assembly import Source
 from vnext.models.layers.sharding import Layout
+from vnext.models.layers.tower import Parts
 from vnext.models.outside import modeling, parts_seen
 from vnext.models.registry import Family, family
 
@@ -215,7 +217,11 @@ class TheirTower:
             raise ModelError(f"the checkpoint in {path} lacks {lacking[0]}, which the tower of {self._name} has")
         self._base = getattr(model.eval(), model.base_model_prefix)
         self._takes = inspect.signature(self._base.forward).parameters
-        self._how = {name: False for name in ("use_cache",) if name in self._takes}
+        self._how, self._stepped = {name: False for name in ("use_cache",) if name in self._takes}, Stepped(self._base)
+
+    def parts(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> Parts:
+        """As `vectors`, layer by layer. The first image is to be computed by `vectors`, which tells how many layers there are."""
+        return self._stepped.parts(partial(self.vectors, tokens, span, given))
 
     def vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
         """What stands for a span of an image's tokens [N], zeros but for those of vectors: [N, width]. Raises ModelError."""

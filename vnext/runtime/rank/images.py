@@ -239,9 +239,7 @@ class Inputs(InputVectors):
         """Compute the first `done` of an input's `units`, as far as they are not. Raises InputGone, ModelError."""
         if digest in self._kept:
             return
-        begun, self._begun = self._begun, None
-        if begun is None or begun.digest != digest:
-            begun = Begun(digest, self.encoded(digest, units))
+        begun = self._begun_of(digest) or Begun(digest, self.encoded(digest, units))
         while not begun.count or begun.done < begun.count * done // units:
             try:
                 count = next(begun.parts)
@@ -250,11 +248,18 @@ class Inputs(InputVectors):
             begun = begun._replace(done=begun.done + 1, count=count)
         self._begun = begun
 
+    def _begun_of(self, digest: bytes) -> Begun | None:
+        """What is begun of this input; what is of another one is given up."""
+        begun, self._begun = self._begun, None
+        if begun is None or begun.digest == digest:
+            return begun
+        begun.parts.close()
+        return None
+
     def _found(self, digest: bytes) -> Encoded:
         """Raises InputGone."""
         if digest not in self._kept:
-            begun, self._begun = self._begun, None
-            if begun is not None and begun.digest == digest:
+            if (begun := self._begun_of(digest)) is not None:
                 self._compute(digest, begun.parts)
             elif not self._from_shelf(digest):
                 self._compute(digest, self.encoded(digest))

@@ -1,4 +1,4 @@
-"""Images at a rank whose tower transformers computes, each in one part. Owns how one that cannot be is refused at the start."""
+"""Images at a rank whose tower transformers computes, layer by layer. Owns how one that cannot be is refused at the start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from vnext.media.pictures import MediaError
 from vnext.media.seen import part_in
 from vnext.media.store import kept_in
-from vnext.media.theirs import TheirForm
+from vnext.media.theirs import Read, TheirForm
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.hosted.seeing import TheirTower
-from vnext.models.layers.tower import Parts, whole
+from vnext.models.layers.tower import Parts
 from vnext.models.outside import parts_seen
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.images import KEPT_BYTES, Encoded, Inputs, open_inputs
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TheirImages(Inputs):
-    """A tower of images that transformers computes, in one part."""
+    """A tower of images that transformers computes."""
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
         """`folder`: the store of images. Raises ModelError."""
@@ -39,22 +39,22 @@ class TheirImages(Inputs):
         except MediaError as error:
             raise ModelError(f"{error}.") from error
         self.form, self._tower = repr(self._form), TheirTower(path, config, dtype)
-        whole(self._computed(np.zeros((TRIED, 2 * TRIED, 3), np.uint8)))
+        read = self._read(np.zeros((TRIED, 2 * TRIED, 3), np.uint8))
+        with torch.inference_mode():
+            self._tower.vectors(read.tokens, read.span, read.given)
 
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of an image."""
-        return self._computed(part_in(kept_in(self._folder, digest, "image")).pixels)
-
-    def _computed(self, picture: np.ndarray) -> Parts:
-        yield 1
-        try:
-            read = self._form.read(picture)
-        except Exception as error:  # foreign code may raise anything
-            raise MediaError(f"the model's processor cannot read an image: {error}") from error
-        with torch.inference_mode():
-            vectors = self._tower.vectors(read.tokens, read.span, read.given)
+        read = self._read(part_in(kept_in(self._folder, digest, "image")).pixels)
+        vectors = yield from self._tower.parts(read.tokens, read.span, read.given)
         is_vector = torch.from_numpy(np.isin(read.tokens[read.span], self._form.tokens))
         return Encoded(vectors, torch.where(is_vector, self._token, torch.from_numpy(read.tokens[read.span])))
+
+    def _read(self, picture: np.ndarray) -> Read:
+        try:
+            return self._form.read(picture)
+        except Exception as error:  # foreign code may raise anything
+            raise MediaError(f"the model's processor cannot read an image: {error}") from error
 
 
 def open_their_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers: Mapping[str, str]) -> Inputs:
@@ -62,5 +62,5 @@ def open_their_inputs(settings: RankSettings, path: Path, config: ModelConfig, n
     found = open_inputs(settings, path, config, numbers, TheirImages)
     if settings.rank == 0:
         name, _ = parts_seen(config.architecture)
-        log.warning("The code of transformers computes images of %s, each at once, by one thread: streams wait for it.", name)
+        log.warning("The code of transformers computes images of %s, by one thread.", name)
     return found
