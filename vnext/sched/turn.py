@@ -82,7 +82,11 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
         (cells, drafting, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (out, entries, asks, work, blocks),
-        *_numbers(state, waits),
+        (
+            config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned, *waits,
+        ),
+        () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
     )  # fmt: skip
     if found is None:
         return None
@@ -155,7 +159,7 @@ def steady_run(state: State, tokens: memoryview, most: int, ends: bool = False) 
 
 
 def _numbers(state: State, waits: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The last two arguments of `columns.impl.turn`."""
+    """The last two arguments of `columns.impl.turn`, which `_turned` makes itself: a call would cost it a thousand instructions."""
     config, pool = state.config, state.pool
     return (
         config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
