@@ -45,11 +45,12 @@ def files() -> list[File]:
 
     rng, found = np.random.default_rng(3), list[File]()
     picture = Image.fromarray(rng.integers(0, 256, (37, 53, 4), dtype=np.uint8))
-    modes = {"PNG": ("RGB", "RGBA", "P", "L", "1", "I;16"), "JPEG": ("RGB", "L", "CMYK"), "WEBP": ("RGB", "RGBA"), "GIF": ("P", "L"), "BMP": ("RGB", "P", "1")}
+    modes = {"PNG": ("RGB", "RGBA", "P", "L", "1", "I;16"), "JPEG": ("RGB", "L", "CMYK"), "WEBP": ("RGB", "RGBA"), "GIF": ("P", "L")}
+    modes |= {"BMP": ("RGB", "P", "1"), "AVIF": ("RGB", "RGBA")}
     for form in FORMATS:
         for mode in modes[form]:
             image = picture.convert("L").convert("I").convert(mode) if mode == "I;16" else picture.convert(mode)
-            more = {"save_all": True, "append_images": [image] * 2} if form in ("GIF", "WEBP") else {"progressive": mode == "L"} if form == "JPEG" else {}
+            more = {"save_all": True, "append_images": [image] * 2} if form in ("GIF", "WEBP", "AVIF") else {"progressive": mode == "L"} if form == "JPEG" else {}
             image.save(written := BytesIO(), form, **more)
             found.append(File(f"{form} {mode}", written.getvalue(), picture_of))
     wave = rng.standard_normal((4000, 2)) / 4
