@@ -40,7 +40,7 @@ ENGINE_HELP = {
     "quantization": QUANTIZATION_HELP,
     "activations": "what meets weights of few bits on a CPU: int8 (auto), or bf16, more exact and slower",
     "kv_cache_dtype": "int8 and, on a GPU, fp8 keep keys and values in 8 bits: about twice the tokens in the same memory",
-    "packed_weights_dir": "folder in which a CPU's ranks keep weights as packed, for later starts to map (default: none)",
+    "packed_weights_dir": "folder of weights as a CPU's ranks pack them, for later starts; off for none (default: GGUF only)",
     "isa": "the instruction set of the CPU kernels (default: the best one of the machine)",
     "deterministic": "make a request's tokens independent of its batch (default: where that is free, and in float32)",
     "seed": "derives a seed for each request that has none (default: a new one at each start)",

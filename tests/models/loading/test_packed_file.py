@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from cpu_levels import LEVELS, needs_native, using
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
+from vnext.commands.cli import main
 from vnext.kernels.arrays import address, host_dtype
 from vnext.kernels.cpu import native
 from vnext.kernels.format import weight_formats
@@ -29,9 +31,11 @@ from vnext.models.config.model_config import load_config
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading import packed_file
 from vnext.models.loading.kept import Kept, arrays_of
+from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.packed_file import ALIGNMENT
 from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import load_params
+from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.settings import ModelSettings
 from vnext.runtime.rank.runner import ModelRunner
 
@@ -103,6 +107,23 @@ def test_experts_computed_norms_and_turned_weights(tmp_path: Path, name: str, nu
     cases.save_case(model, name)
     plain, _, later = loaded(model, "", numbers=numbers), *(loaded(model, tmp_path / "packed", numbers=numbers) for _ in range(2))
     assert later.weights.kept.packed_file.is_mapped and weights(plain) == weights(later)
+
+
+def test_a_gguf_file_has_one_beside_what_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an option: where there is room, and for as long as the GGUF file is there."""
+    file, places = tmp_path / "model.gguf", tmp_path / "places"
+    assert main(["quantize", str(DEMO_MODEL), str(file), "--scheme", "q8_0"]) == 0
+    folder = gguf_folder(file, places)
+    assert not is_mapped(loaded(folder, "off")) and not is_mapped(loaded(folder, "")) and is_mapped(loaded(folder, ""))
+    assert len(files(folder.parent / packed_file.BESIDE)) == 1 and gguf_folder(file, places) == folder
+    assert not is_mapped(loaded(folder, "off")) and packed_file.packed_folder(DEMO_MODEL) is None
+    usage = shutil.disk_usage(tmp_path)._replace(free=10 * file.stat().st_size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert not is_mapped(loaded(folder, ""))
+    file.unlink()
+    assert main(["quantize", str(DEMO_MODEL), str(tmp_path / "other.gguf"), "--scheme", "q8_0"]) == 0
+    gguf_folder(tmp_path / "other.gguf", places)
+    assert not folder.parent.exists()
 
 
 def test_all_instruction_sets_share_a_file(model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import secrets
+import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from vnext.kernels.cpu.memory import ALIGNMENT, in_place_of
 from vnext.kernels.cpu.native import kernels
 from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import fingerprint
 
 FORMAT_VERSION = 5  # of the file, and of what the loader puts into it under a name
@@ -37,7 +39,16 @@ SUFFIX = ".packed"
 WRITE_AFTER_S = 1.0  # the first requests go first
 CLOSE_WAIT_S = 3.0
 LEAST_PRIORITY = 19
+BESIDE = ".packed"
+TIMES_FREE = 10
 log = logging.getLogger(__name__)
+
+
+def packed_folder(checkpoint: Path) -> Path | None:
+    """Where packed weights lie that nobody has named a place for: those of a GGUF file in the folder that was made to show it, and
+    which goes when the file does, if ten times its bytes are free there. None for nowhere."""
+    size = sum(file.stat().st_size for file in linked_files(checkpoint))
+    return checkpoint.parent / BESIDE if size and size * TIMES_FREE < shutil.disk_usage(checkpoint).free else None
 
 
 class PackedFile:
@@ -135,7 +146,7 @@ class PackedFile:
                 finish(draft, self.path)
         except OSError as error:
             log.warning(
-                "The packed weights cannot be written to %s (%s): make room there, or leave --packed-weights-dir out; until then "
+                "The packed weights cannot be written to %s (%s): make room there, or give --packed-weights-dir off; until then "
                 "each start packs them again.", self.path.parent, error.strerror or error,
             )  # fmt: skip
         except ModelError:

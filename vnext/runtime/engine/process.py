@@ -47,6 +47,7 @@ from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFail
 from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.protocol.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.protocol.settings import (
+    OFF,
     CoreSettings,
     EngineSettings,
     GpuSettings,
@@ -133,7 +134,7 @@ def report_failed_start(error: Exception, settings: CoreSettings, front: zmq.Soc
 
 def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
     """Name the error that stopped the engine, and the log that led to it, to all clients and on stderr."""
-    where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
+    where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != OFF else ""
     clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}", is_followed=is_followed))
     if isinstance(error, LAST_DEATHS):  # not a bug here, so a traceback would not help
         logging.error("the engine stopped: %s.%s", sentence_of(error), where)
@@ -315,7 +316,7 @@ def start_core(
         inputs_ticket=ticket_of(ranks[:1], engine.handover_transport, secret) if settings.role == "encode" else "",
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
-    recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
+    recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == OFF else settings.log_dir)
     ticket = ticket_of(ranks, engine.handover_transport, secret) if settings.role == "prefill" else ""
     keepers = sum(ready.keeps_inputs for ready in ranks)
     held = Held(opening(ranks, engine.kv_disk_bytes), ticket, keepers)

@@ -32,7 +32,7 @@ from vnext.runtime.processes.run_dir import RunDir, shared_twin, state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held
 from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.processes.thread_plan import why_not
-from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
+from vnext.runtime.protocol.settings import OFF, CoreSettings, EngineSettings
 from vnext.runtime.protocol.speculation import speculation_of
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def of_role(core: CoreSettings) -> CoreSettings:
     if core.role != "encode":
         return core
     unused = dict.fromkeys(("enable_lora", "enable_guidance", "enable_return_routed_experts", "enable_expert_load"), False)
-    none = {"speculative_config": "", "sampler": "", "packed_weights_dir": "", "enable_prefix_caching": False, "input_tokens": 0}
+    none = {"speculative_config": "", "sampler": "", "packed_weights_dir": OFF, "enable_prefix_caching": False, "input_tokens": 0}
     return msgspec.structs.replace(core, engine=msgspec.structs.replace(core.engine, **none, **unused), draft_path="")
 
 
@@ -265,7 +265,7 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
     """The path of this start's own folder, which the engine core makes; its parent, named by the settings and, if there are
     several, by the replica, is made now. "" when the log is off. Raises StartRefused if that is impossible, so that no model is
     loaded in vain."""
-    if settings.log == "off":
+    if settings.log == OFF:
         return ""
     parent, elsewhere = Path(settings.log_dir or LOGS), ""
     try:
@@ -286,7 +286,7 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
 
 def _log_parent(settings: EngineSettings, replica: int) -> Path | None:
     """The folder in which starts have folders of their own; None when the log is off."""
-    return None if settings.log == "off" else _log_place(settings, replica)[0]
+    return None if settings.log == OFF else _log_place(settings, replica)[0]
 
 
 def _log_place(settings: EngineSettings, replica: int) -> tuple[Path, str]:

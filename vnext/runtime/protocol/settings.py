@@ -31,6 +31,8 @@ CPU_STEP_TOKENS, GPU_STEP_TOKENS = 2048, 8192
 HandoverTransport = Literal["auto", "shm", "tcp", "nixl"]
 LogPrivacy = Literal["shape", "full", "off"]
 LogFormat = Literal["text", "json"]
+OFF = "off"
+"""What keeps a log or packed weights from being written."""
 GenerationConfig = Literal["auto", "none"]
 AttentionName = Literal[tuple(ATTENTION_BACKENDS)]  # type: ignore[valid-type]  # derived from the table
 
@@ -61,9 +63,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
     `quantization` says in which format weights are kept (kernels/format.py), `activations` what meets those of few bits;
     `kv_cache_dtype` "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks
-    on a CPU keep their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
-    the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
-    rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for each stage.
+    on a CPU keep their weights as they are packed, "off" for none, "" for that of a GGUF file. `deterministic`: tokens do not
+    depend on the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the
+    number per rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for
+    each stage.
     `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
     engine there. `data_parallel_size` engines of these settings run beside one another and share the machine's cores, or have
     GPUs of their own; `data_parallel_policy` (routing/policies.py) chooses one for each request. `generation_config` "none" ignores
@@ -294,7 +297,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a rank keeps and computes a model, by the options of these names. `max_lora_rank` 0 means no adapters;
-    `packed_weights_dir` is the folder of packed weights, "" for none."""
+    `packed_weights_dir`: of packed weights (loading/packed_file.py)."""
 
     dtype: str = "auto"
     quantization: str = "none"

@@ -28,14 +28,14 @@ from vnext.models.layers.whole_step import whole_step
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.held import is_quantised
 from vnext.models.loading.kept import Kept
-from vnext.models.loading.packed_file import PackedFile
+from vnext.models.loading.packed_file import PackedFile, packed_folder
 from vnext.models.loading.tail import Tail, load_tail
 from vnext.models.loading.weights import Progress, choose_numbers, load_params, refill_params
 from vnext.models.registry import family
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
-from vnext.runtime.protocol.settings import ModelSettings, SettingsError
+from vnext.runtime.protocol.settings import OFF, ModelSettings, SettingsError
 from vnext.runtime.rank.host_cache import HostCache, StatePools
 from vnext.runtime.rank.together import Own
 from vnext.sampling.constraint import Vocabulary
@@ -211,7 +211,9 @@ class ModelRunner:
 
     def _packed_file(self) -> PackedFile | None:
         """This rank's file of packed weights; None without a folder, or where the CPU kernels do not compute. Raises ModelError."""
-        if not (folder := self.settings.packed_weights_dir):
+        given = self.settings.packed_weights_dir
+        folder = Path(given).expanduser() if given else packed_folder(self.path) if self._is_host else None
+        if folder is None or given == OFF:
             return None
         if not self._is_host:
             log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
@@ -223,7 +225,7 @@ class ModelRunner:
         if self.settings.activations != INT8:
             kinds["activations"] = self.settings.activations
         numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
-        return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)
+        return PackedFile(folder, self.path, {"rank": rank, "stage": stage} | numbers)
 
     def let_go(self) -> None:
         """The memory of the weights is about to change."""

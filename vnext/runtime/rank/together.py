@@ -13,7 +13,7 @@ from vnext.kernels.format import AUTO, is_served
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel
-from vnext.runtime.protocol.settings import RankSettings, SettingsError
+from vnext.runtime.protocol.settings import OFF, RankSettings, SettingsError
 
 if TYPE_CHECKING:
     from vnext.models.hosted.own_attention import OwnAttention
@@ -35,7 +35,7 @@ def require_device(settings: RankSettings, device: str) -> None:
         "--enable-return-routed-experts": settings.returns_routed_experts,
         f"--quantization {settings.quantization}": not is_served(settings.quantization, device),
         f"--activations {settings.activations}": settings.activations != AUTO,
-        "--packed-weights-dir": bool(settings.packed_weights_dir),
+        "--packed-weights-dir": settings.packed_weights_dir not in ("", OFF),
     }  # fmt: skip
     for option, is_given in given.items():
         if is_given:
