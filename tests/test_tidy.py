@@ -40,7 +40,7 @@ ROOMS = (
 # it, "room/file" one file.
 ARROWS = {
     "base": set(),
-    "media": {"state/store/inputs", "base/tokenizer_files"},
+    "media": {"state/store/inputs", "base"},
     "runtime": set(),
     "runtime/transport": set(),
     "state": {"state/store", "state/facilities"},

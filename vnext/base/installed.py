@@ -11,6 +11,11 @@ class NotOffered(InstalledError):
     """No installed package has it."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of what a package's code has raised, without a full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def load_entry(group: str, name: str, what: str) -> object:
     """What an installed package has in a group under a name; `what` it is, in a word. Raises InstalledError."""
     from importlib.metadata import entry_points
@@ -20,7 +25,7 @@ def load_entry(group: str, name: str, what: str) -> object:
         try:
             return point.load()
         except Exception as error:  # a package's code may raise anything
-            of = f" of {point.dist.name}" if point.dist else ""
-            raise InstalledError(f"the {what} {name}{of} cannot be imported ({type(error).__name__}: {error})") from error
+            of, why = f" of {point.dist.name}" if point.dist else "", f"{type(error).__name__}: {first_line(error)}"
+            raise InstalledError(f"the {what} {name}{of} cannot be imported ({why})") from error
     known = ", ".join(sorted({point.name for point in points})) or "none"
     raise NotOffered(f"no installed package offers the {what} {name!r} as an entry point of {group}; there are: {known}")

@@ -18,6 +18,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.models.auto import processing_auto
 
+from vnext.base.installed import first_line
 from vnext.media.pictures import MediaError
 from vnext.media.pixels import check_ratio
 from vnext.media.seen import Part, Seen
@@ -63,7 +64,8 @@ class TheirForm:
             self.mark = self.shown = str(vars(self._processor)["image_token"])
             self.between = str(getattr(self._processor, "fake_image_token", ""))
         except Exception as error:  # foreign code may raise anything
-            raise MediaError(f"transformers {transformers.__version__} cannot make the processor in {folder}: {error}") from error
+            by = f"transformers {transformers.__version__}"
+            raise MediaError(f"{by} cannot make the processor in {folder}: {first_line(error)}") from error
 
     def __repr__(self) -> str:
         return f"TheirForm({self.tokens}, transformers {transformers.__version__}, {self._files})"
@@ -73,7 +75,7 @@ class TheirForm:
         try:
             return Seen((Part(picture),), self.read(picture).text)
         except Exception as error:  # as above
-            raise MediaError(f"{name} cannot be read by this model's processor: {error}") from error
+            raise MediaError(f"{name} cannot be read by this model's processor: {first_line(error)}") from error
 
     def spelled(self, part: Part) -> np.ndarray:
         found = self.read(part.pixels)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import cast
 
-from vnext.base.installed import InstalledError, NotOffered, load_entry
+from vnext.base.installed import InstalledError, NotOffered, first_line, load_entry
 from vnext.models.errors import ModelError
 
 GROUP = "vnext.families"
@@ -35,7 +35,7 @@ def use_file(file: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a user's code may raise anything
-        raise ModelError(f"--family {file} cannot be imported ({type(error).__name__}: {error})") from error
+        raise ModelError(f"--family {file} cannot be imported ({type(error).__name__}: {first_line(error)})") from error
     require_fields(module, f"--family {file}", (NAMES, *FIELDS))
     _from_files.update(dict.fromkeys(getattr(module, NAMES), module))
 

@@ -27,6 +27,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.base.installed import first_line
 from vnext.base.version import __version__
 from vnext.runtime.engine.executor import MpExecutor
 from vnext.runtime.hosts.agent import Agent
@@ -154,10 +155,6 @@ def require_agents(refusals: list[ray.ObjectRef[str]]) -> None:
         raise Refused(f"a node of the Ray cluster cannot run vnext {__version__}: {last_line(error)}") from error
     if found:
         raise Refused(found[0])
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def last_line(error: BaseException) -> str:

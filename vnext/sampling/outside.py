@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from vnext.base.installed import InstalledError, load_entry
+from vnext.base.installed import InstalledError, first_line, load_entry
 from vnext.kernels.random import step_words
 from vnext.kernels.random_numpy import Domain
 from vnext.sampling.inputs import SamplingInputs
@@ -122,7 +122,7 @@ def _tokens(sampler: OwnSampler, logits: torch.Tensor, rows: Rows) -> torch.Tens
     try:
         found = sampler.function(logits, rows)
     except Exception as error:  # a package's code may raise anything
-        raise SamplerError(f"the sampler {sampler.name} fails with {type(error).__name__}: {error}") from error
+        raise SamplerError(f"the sampler {sampler.name} fails with {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(found, torch.Tensor) or found.dtype != torch.int64 or found.shape != logits.shape[:1]:
         what = f"{found.dtype}{list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise SamplerError(f"the sampler {sampler.name} returns {what}: it must return torch.int64[{len(logits)}], a token a row")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vnext.base.installed import InstalledError, load_entry
+from vnext.base.installed import InstalledError, first_line, load_entry
 from vnext.kernels import paged_attention as plain
 from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.table import Operations
@@ -143,7 +143,7 @@ def _tried(own: OwnAttention, rows: list[Row], call: AttentionCall, heads: Heads
     try:
         return _attended(own, rows, call, heads)
     except Exception as error:  # a package's code may raise anything
-        raise AttentionError(f"the attention {own.name} fails with {type(error).__name__}: {error}") from error
+        raise AttentionError(f"the attention {own.name} fails with {type(error).__name__}: {first_line(error)}") from error
 
 
 def _attended(attention: OwnAttention, rows: list[Row], call: AttentionCall, heads: Heads) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vnext.base.installed import first_line
 from vnext.models.config.folder import read_config
 from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig
@@ -115,7 +116,7 @@ def config_of(raw: Json) -> PreTrainedConfig:
     try:
         return transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(left)
     except Exception as error:  # foreign code may raise anything
-        raise ModelError(f"transformers {transformers.__version__} does not read this config.json: {error}") from error
+        raise ModelError(f"transformers {transformers.__version__} does not read this config.json: {first_line(error)}") from error
 
 
 def tower_of(whole: PreTrainedConfig, width: int, name: str) -> Tower:
@@ -211,7 +212,8 @@ class TheirTower:
                     path, config=whole, dtype=dtype, local_files_only=True, output_loading_info=True
                 )
         except Exception as error:  # foreign code may raise anything
-            raise ModelError(f"transformers {transformers.__version__} cannot load the tower of {self._name}: {error}") from error
+            by = f"transformers {transformers.__version__}"
+            raise ModelError(f"{by} cannot load the tower of {self._name}: {first_line(error)}") from error
         model, found = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
         if lacking := sorted(found["missing_keys"]):
             raise ModelError(f"the checkpoint in {path} lacks {lacking[0]}, which the tower of {self._name} has")
@@ -232,7 +234,7 @@ class TheirTower:
         except Stopped as stopped:
             others = stopped.given
         except Exception as error:  # foreign code may raise anything
-            raise ModelError(f"transformers cannot compute the tower of {self._name}: {error}") from error
+            raise ModelError(f"transformers cannot compute the tower of {self._name}: {first_line(error)}") from error
         found = others.pop("inputs_embeds", None)
         if more := sorted(name for name, each in others.items() if each is not None and not isinstance(each, HARMLESS)):
             raise ModelError(f"{self._name} gives its decoder {', '.join(more)} beside the vectors of images, {NOT_SERVED}")

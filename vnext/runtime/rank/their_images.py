@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vnext.base.installed import first_line
 from vnext.media.pictures import MediaError
 from vnext.media.seen import part_in
 from vnext.media.store import kept_in
@@ -54,7 +55,7 @@ class TheirImages(Inputs):
         try:
             return self._form.read(picture)
         except Exception as error:  # foreign code may raise anything
-            raise MediaError(f"the model's processor cannot read an image: {error}") from error
+            raise MediaError(f"the model's processor cannot read an image: {first_line(error)}") from error
 
 
 def open_their_inputs(settings: RankSettings, path: Path, config: ModelConfig, numbers: Mapping[str, str]) -> Inputs:
