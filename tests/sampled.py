@@ -117,7 +117,7 @@ SHARES: dict[str, int] = {
     "tests/models/layers/test_hybrid_step.py": 6,
     "tests/models/test_fused_decoder.py::test_one_call_is_the_calls": 6,
     "tests/models/loading/test_stored_formats.py::test_a_checkpoint_answers_as_its_floats_on_one_rank_and_two": 6,
-    "tests/models/layers/test_latent_engine.py::test_answers_are_those_of_transformers_with_hits_and_when_a_rank_is_killed": 6,
+    "tests/models/layers/test_latent_engine.py::test_answers_are_those_of_transformers_with_hits_and_when_a_rank_is_killed": 12,
     "tests/models/families/towers/test_seeing.py": 12,
     "tests/models/families/towers/test_hearing.py::test_answers_are_those_of_transformers": 6,
     "tests/models/families/towers/test_seeing_films.py": 9,
@@ -128,13 +128,15 @@ SHARES: dict[str, int] = {
     "tests/media/test_real_sounds.py": 4,
     "tests/models/families/towers/test_units.py": 12,
     "tests/recovery/test_encode_apart.py::test_answers_are_those_of_one_engine_and_only_one_encodes": 12,
+    "tests/recovery/test_encode_servers.py::test_every_door_has_its_images_encoded_apart": 2,
+    "tests/recovery/test_encode_servers.py::test_vectors_go_from_the_server_that_encodes_to_the_others": 2,
     "tests/recovery/test_hybrid_tier.py": 5,
     "tests/recovery/test_hybrid_apart.py": 3,
     "tests/recovery/test_hybrids_survive.py": 5,
     "tests/recovery/test_short_memory.py::test_no_stream_is_lost_and_no_text_differs": 5,
     "tests/rollouts/test_guidance.py": 5,
     "tests/models/test_whole_step.py": 9,
-    "tests/cuda/steps/test_cuda_few_bits.py": 12,
+    "tests/cuda/steps/test_cuda_few_bits.py": 24,
     "tests/cuda/steps/test_few_bits_model.py": 3,
     "tests/models/gguf/test_gguf_families.py": 6,
     "tests/models/loading/test_dummy.py::test_every_family_generates_from_its_configuration_alone": 9,
@@ -240,10 +242,16 @@ def sample(items: list[pytest.Item], seed: str) -> tuple[list[pytest.Item], list
         share *= TIMES if share > 1 and name.endswith("[") else 1
         count, rest = divmod(len(cases), share)
         count += draw(seed, name) % share < rest
-        left_out |= set(sorted(cases, key=lambda case: draw(seed, case))[count:])
+        left_out |= set(sorted(cases, key=lambda case: draw(seed, turn_of(case)))[count:])
     files = {file for file, share in WHOLE.items() if draw(seed, file) % share}
     left_out |= {item.nodeid for item in items if item.nodeid.partition("::")[0] in files}
     return [item for item in items if item.nodeid not in left_out], [item for item in items if item.nodeid in left_out]
+
+
+def turn_of(case: str) -> str:
+    """Its file and parameters: functions of a file that have the same cases take the same ones, whose fixtures they share."""
+    file, _, rest = case.partition("::")
+    return f"{file}[{rest.partition('[')[2]}"
 
 
 def draw(seed: str, name: str) -> int:

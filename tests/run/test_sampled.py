@@ -35,6 +35,13 @@ def test_a_seed_takes_a_share_of_each_entry_and_all_else(monkeypatch: pytest.Mon
     assert taken("7") == taken("7") != taken("8")
 
 
+def test_functions_of_a_file_share_the_fixtures_of_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [SimpleNamespace(nodeid=f"tests/a/test_long.py::{name}[{case}]") for name in ("test_one", "test_two") for case in ("pipes", "sockets")]
+    monkeypatch.setattr(sampled, "SHARES", {"tests/a/test_long.py": 2})
+    samples = [[item.nodeid.partition("[")[2] for item in sampled.sample(cases, str(seed))[0]] for seed in range(60)]
+    assert {tuple(names) for names in samples} == {("pipes]",) * 2, ("sockets]",) * 2}
+
+
 def test_cases_with_ranks_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [SimpleNamespace(nodeid=f"tests/a/test_long.py::test_one[{case}-{kind}]") for kind in ("plain", "two ranks", "stages") for case in range(8)]
     others = [SimpleNamespace(nodeid=f"tests/a/test_other.py::test_all[{case}]") for case in ("ranks", "2-stages", "whole")]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_here import llm_here
 from family_cases import VOCAB_SIZE
 from hosted_cases import CASES, save_hosted
 from model_helpers import Chunk, Model, ThreadGroup, load_model
@@ -182,13 +185,13 @@ def test_new_weights_take_the_place_of_all_old_ones(tmp_path: Path, dtype: torch
     assert not torch.equal(found, before) and first is not second
 
 
-@pytest.mark.parametrize("name", ["biogpt", "mpt"])
-def test_an_engine_serves_one(tmp_path: Path, name: str) -> None:
-    """By itself; steps of few tokens change no answer, nor do hits."""
+@pytest.mark.parametrize(("name", "start"), [("biogpt", LLM), ("mpt", llm_here)])
+def test_an_engine_serves_one(tmp_path: Path, name: str, start: Callable[..., AbstractContextManager[LLM]]) -> None:
+    """By itself, in a process of its own and in this one; steps of few tokens change no answer, nor do hits."""
     save_hosted(tmp_path, name, forced=False, vocab_size=json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"])
     shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
     params, prompts = SamplingParams(max_tokens=12, temperature=0.8, seed=2), ["def f(x):", "while", "class A: pass " * 3]
-    with LLM(str(tmp_path), threads=1, log="off", max_num_batched_tokens=16) as llm:
+    with start(str(tmp_path), threads=1, log="off", max_num_batched_tokens=16) as llm:
         together = [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
         alone = [llm.generate([each], params, use_tqdm=False)[0].outputs[0].token_ids for each in prompts * 2]
     assert together * 2 == alone and len({tuple(each) for each in together}) == 3
