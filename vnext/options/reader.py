@@ -39,8 +39,9 @@ from vnext.options.table import (
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
-SEARCHED_SCHEMES = ("w4a16", "q4_0", "q5_0")
-GGUF_SCHEMES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "bf16", "f16")
+K_SCHEMES = ("q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+SEARCHED_SCHEMES = ("w4a16", *K_SCHEMES, "q5_0", "q4_0")
+GGUF_SCHEMES = ("q8_0", *K_SCHEMES, "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "bf16", "f16")
 QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")  # what `vnext doctor --production` asks of a server's options
 
@@ -231,8 +232,7 @@ def _add_quantize(parser: Parser) -> None:
     parser.add_argument("--scheme", default=QUANTIZE_SCHEMES[0], help=f"{schemes} (default: {QUANTIZE_SCHEMES[0]})")
     size_help = f"inputs that share a scale: {sizes} (default: 32 for 4 bits, for 8 the first that divides all weights)"
     parser.add_argument("--group-size", default="", help=size_help)
-    found = f"a text by whose inputs the scales of {', '.join(SEARCHED_SCHEMES)} are chosen"
-    parser.add_argument("--calibrate", default="", metavar="FILE", help=found)
+    parser.add_argument("--calibrate", default="", metavar="FILE", help=f"a text for the scales of {', '.join(SEARCHED_SCHEMES)}")
 
 
 def _add_batch(parser: Parser) -> None:
@@ -356,7 +356,7 @@ def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
     if size and size not in map(str, GROUP_SIZES):
         raise SettingsError(f"group_size is {size}: choose {', '.join(map(str, GROUP_SIZES))}.")
     if size and scheme in GGUF_SCHEMES:
-        raise SettingsError(f"group_size is {size}, and the blocks of {scheme} have 32 inputs: leave it out.")
+        raise SettingsError(f"group_size is {size}, and the blocks of {scheme} have a size of their own: leave it out.")
     if text and scheme not in SEARCHED_SCHEMES:
         raise SettingsError(f"calibrate is for the scales of {', '.join(SEARCHED_SCHEMES)}, and scheme is {scheme}: leave it out.")
     return QuantizeCommand(model=folder, out=out, scheme=scheme, group_size=int(size or 0), calibrate=text)

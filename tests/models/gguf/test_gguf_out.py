@@ -29,6 +29,7 @@ from vnext.models.gguf.tokenizer import CUTS, SPACE, Vocabulary
 from vnext.models.gguf.vocabulary_out import Ends, cut_name, vocabulary_members
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_members import ARCHITECTURES
+from vnext.models.loading.gguf_mixtures import Mixture
 from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.overlay import gguf_folder
 from vnext.runtime.processes.launch import DEMO_MODEL
@@ -121,6 +122,60 @@ def test_experts_alone_become_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole, table = sum(sizes.values()), sizes["token_embd.weight"]
     experts = sum(size for name, size in sizes.items() if "_exps." in name)
     assert token_bytes_of(file) == whole - experts // 2 - table + table // SIZES["vocab_size"]
+
+
+WIDE, SECOND = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31], [0, 1]
+K_MIXTURES = {
+    "Q2_K": ("Q2_K", "Q4_K", [], "Q3_K", [], "Q3_K"), "Q3_K_M": ("Q3_K", "Q5_K", SECOND, "Q5_K", SECOND, "Q4_K"),
+    "Q4_K_M": ("Q4_K", "Q6_K", WIDE, "Q6_K", WIDE, "Q4_K"), "Q5_K_M": ("Q5_K", "Q6_K", WIDE, "Q6_K", WIDE, "Q5_K"),
+    "Q6_K": ("Q6_K", "Q6_K", [], "Q6_K", [], "Q6_K"),
+}  # fmt: skip
+"""Of a scheme's matrices: the type of most, of values and of which layers', of the MLP's last and of which layers', of outputs."""
+
+
+@pytest.mark.parametrize("scheme", K_MIXTURES)
+def test_k_mixtures_are_llama_cpps(scheme: str) -> None:
+    """Those of its files of a Llama of 32 layers; rows of 288 get other blocks; eight experts, more bits for attention."""
+    parts = {"attn_q": 4096, "attn_k": 4096, "attn_v": 1024, "attn_output": 4096, "ffn_up": 4096, "ffn_down": 14336, "attn_norm": 0}
+    shapes = {f"blk.{layer}.{part}.weight": (1024, size) if size else (4096,) for layer in range(32) for part, size in parts.items()}
+    shapes |= {f"blk.{layer}.attn_v.weight": (256, 4096) for layer in range(32)} | {"token_embd.weight": (9, 4096)}
+    tied, untied = (Mixture(scheme, shapes | more, 0) for more in ({}, {"output.weight": (9, 4096)}))
+    most, values, of_values, last, of_last, outputs = K_MIXTURES[scheme]
+
+    def types(mixture: Mixture, part: str) -> list[str]:
+        return [mixture.type_of(f"blk.{layer}.{part}.weight") for layer in range(32)]
+
+    others = {"Q3_K_M": "Q4_K", "Q2_K": values}.get(scheme, most)
+    assert types(tied, "attn_v") == [values if layer in of_values else others for layer in range(32)]
+    others = {"Q3_K_M": "Q4_K", "Q2_K": last}.get(scheme, most)
+    assert types(tied, "ffn_down") == [last if layer in of_last else others for layer in range(32)]
+    assert {*types(tied, "attn_q"), *types(tied, "ffn_up")} == {most} and {*types(tied, "attn_output")} == {outputs}
+    assert {*types(tied, "attn_norm")} == {"F32"} and tied.type_of("token_embd.weight") == "Q6_K"
+    assert (untied.type_of("token_embd.weight"), untied.type_of("output.weight")) == (most, "Q6_K")
+    narrow = Mixture(scheme, {"blk.0.ffn_up.weight": (64, 288), "blk.0.ffn_gate.weight": (64, 100)}, 0)
+    small = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}[most]
+    assert [narrow.type_of(f"blk.0.ffn_{part}.weight") for part in ("up", "gate")] == [small, "F16"]
+    eight = Mixture(scheme, shapes, 8)
+    assert {*types(eight, "attn_v"), *types(eight, "attn_k")} == {"Q8_0"}
+    assert {*types(eight, "attn_output")} == {"Q6_K" if scheme == "Q6_K" else "Q5_K"}
+
+
+def test_a_k_mixture_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkpoint, and from a file that is of another type."""
+    folder = saved(tmp_path / "checkpoint", "llama31", monkeypatch, hidden_size=256, intermediate_size=256)
+    first = written(folder, tmp_path / "first.gguf", "bf16") and written(tmp_path / "first.gguf", tmp_path / "second.gguf", "q4_k_m")
+    losses = written(folder, tmp_path / "third.gguf", "q4_k_m")
+    one, other = (read_header(tmp_path / f"{name}.gguf") for name in ("second", "third"))
+    types = {name: each.type for name, each in other.tensors.items()}
+    assert types == {name: each.type for name, each in one.tensors.items()} and {"Q4_K", "Q6_K"} < set(types.values())
+    assert one.metadata["general.file_type"] == other.metadata["general.file_type"] == 15
+    for name, share in losses.items():
+        assert share == pytest.approx(first[name], rel=0.01) and share < {"Q4_K": 0.08, "Q6_K": 0.02}[types[name]]
+    with open_checkpoint(folder) as plain:
+        own = whole(plain, "model.layers.1.mlp.up_proj.weight")
+    [again] = [each for each in gguf.GGUFReader(tmp_path / "third.gguf").tensors if each.name == "blk.1.ffn_up.weight"]
+    found = gguf.quants.dequantize(again.data, again.tensor_type)
+    assert np.abs(found - own).max() < 0.15 * np.abs(own).max()
 
 
 def test_mamba_has_llama_cpps_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,15 +327,20 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
         assert sentence in found and found.count("\n") == 1
     with pytest.raises(SystemExit):
         main(["quantize", model, "new.gguf", "--scheme", "q4_0", "--group-size", "32"])
-    assert "group_size is 32, and the blocks of q4_0 have 32 inputs: leave it out" in capsys.readouterr().err
+    assert "group_size is 32, and the blocks of q4_0 have a size of their own: leave it out" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(DEMO_MODEL, tmp_path / "model")
     data = bytearray((tmp_path / "model" / "model.safetensors").read_bytes())
-    data[-2:] = b"\xff\x7f"
-    (tmp_path / "model" / "model.safetensors").write_bytes(data)
-    assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "demo.gguf"), "--scheme", "q4_1"]) == 2
-    assert "has numbers that are not finite, which cannot be quantised" in capsys.readouterr().err
-    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+    first = 8 + int.from_bytes(data[:8], "little")
+    for number, scheme, sentence in (
+        (b"\xff\x7f", "q4_1", "has numbers that are not finite, which cannot be quantised"),
+        (b"\x7f\x7f", "q4_1", "has numbers too large for the scales of Q8_0: take --scheme bf16"),
+            ):  # fmt: skip
+        data[first : first + 2] = number
+        (tmp_path / "model" / "model.safetensors").write_bytes(data)
+        assert main(["quantize", str(tmp_path / "model"), str(tmp_path / "demo.gguf"), "--scheme", scheme]) == 2
+        assert sentence in capsys.readouterr().err
+        assert [each.name for each in tmp_path.iterdir()] == ["model"]

@@ -50,8 +50,8 @@ def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype, column
     groups, half = np.ascontiguousarray(weight.reshape(-1, group).T), 2 ** (bits - 1)
     scales = np.abs(groups).max(0) / np.float32(half - 1)
     if bits < 8:  # there is one number more below zero than above: the largest one is there
-        counts = None if columns is None else np.tile(columns.reshape(-1, group).T, len(weight))
-        scales = _searched(groups, half, np.where(groups.max(0) > -groups.min(0), -scales, scales), dtype, counts)
+        matters = weights_of(groups, None if columns is None else np.tile(columns.reshape(-1, group).T, len(weight)))
+        scales = searched(groups, half, np.where(groups.max(0) > -groups.min(0), -scales, scales), dtype, matters)
     wide = _stored(scales, dtype)
     numbers = np.clip(np.rint(groups / wide), -half, half - 1)
     lost = np.ascontiguousarray((numbers * wide - groups).T)
@@ -59,13 +59,19 @@ def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype, column
     return Rounded(whole, wide.astype(dtype).reshape(len(weight), -1), float(np.square(lost).sum(dtype=np.float64)))
 
 
-def _searched(
-    groups: np.ndarray, half: int, largest: np.ndarray, dtype: np.dtype, counts: np.ndarray | None = None
-) -> np.ndarray:
-    """The best scales of `groups` [inputs, groups], whose largest numbers have the scales `largest`. `counts`, of the same shape:
+def weights_of(groups: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
+    """How often an error counts in `groups` [inputs, groups], as to_integers says: `counts` where they are given."""
+    if counts is not None:
+        return counts
+    squares = np.square(groups)
+    found: np.ndarray = np.sqrt(squares + 2 * (sum_of(squares) / np.float32(len(groups))))
+    return found
+
+
+def searched(groups: np.ndarray, half: int, largest: np.ndarray, dtype: np.dtype, matters: np.ndarray) -> np.ndarray:
+    """The best scales of `groups` [inputs, groups], whose largest numbers have the scales `largest`. `matters`, of the same shape:
     how often an error counts."""
-    squares, work = np.square(groups), np.empty_like(groups)
-    matters = np.sqrt(squares + 2 * (_sum(squares) / np.float32(len(groups)))) if counts is None else counts
+    work = np.empty_like(groups)
 
     def rounded(wide: np.ndarray) -> np.ndarray:
         np.rint(np.divide(groups, wide, out=work), out=work)
@@ -75,7 +81,7 @@ def _searched(
         """Of each group the scale with the smaller error, the first of equal ones, and that error."""
         wide = _stored(scales, dtype)
         lost = np.subtract(np.multiply(rounded(wide), wide, out=work), groups, out=work)
-        errors = _sum(np.multiply(matters, np.square(lost, out=work), out=work))
+        errors = sum_of(np.multiply(matters, np.square(lost, out=work), out=work))
         is_less = errors < first[1]
         return np.where(is_less, wide, first[0]), np.where(is_less, errors, first[1])
 
@@ -84,8 +90,8 @@ def _searched(
         best = better(best, largest * np.float32(share))
     numbers = rounded(best[0])
     counted = matters * numbers
-    whole = _sum(matters * np.square(numbers))
-    return better(best, _sum(counted * groups) / np.where(whole > 0, whole, np.float32(1)))[0]
+    whole = sum_of(matters * np.square(numbers))
+    return better(best, sum_of(counted * groups) / np.where(whole > 0, whole, np.float32(1)))[0]
 
 
 def _stored(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -94,7 +100,7 @@ def _stored(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(kept != 0, kept, np.ones((), dtype)).astype(np.float32)
 
 
-def _sum(columns: np.ndarray) -> np.ndarray:
+def sum_of(columns: np.ndarray) -> np.ndarray:
     """The sum of each column [a multiple of 8]: eight sums of each eighth number, and theirs."""
     parts = columns.reshape(-1, 8, columns.shape[1])
     eight = parts[0].copy()

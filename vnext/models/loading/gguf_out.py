@@ -7,7 +7,6 @@ another configuration, the model is refused. The file appears under its name whe
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from vnext.kernels.formats.gguf_rounding import to_blocks
 from vnext.models.config.folder import read_config, require_checkpoint, settings_in
 from vnext.models.config.model_config import ModelConfig, load_config, without_windows
 from vnext.models.errors import ModelError
-from vnext.models.gguf.config import EMBEDDING, HEAD
 from vnext.models.gguf.folder import SUFFIX, files_of
 from vnext.models.gguf.gemmas import UNTURNED
 from vnext.models.gguf.header import name_map, read_header
@@ -34,23 +32,12 @@ from vnext.models.gguf.vocabulary_out import Ends, vocabulary_members
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_members import config_members, require_same
+from vnext.models.loading.gguf_mixtures import FILE_TYPES, Mixture
 from vnext.models.loading.gguf_tensors import Form, Names, form_of, place_of
 from vnext.models.loading.quantise import Loss
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
 
-FILE_TYPES = MappingProxyType(
-    {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "BF16": 32, "F16": 1, "MXFP4": 38}
-)
-"""llama.cpp's number of a file of mostly this type."""
-FEW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
-EXPERTS = re.compile(r".*_exps\.weight")
-"""What alone becomes MXFP4; all else has 8 bits then, as in llama.cpp."""
-HELD_EXACT = re.compile(
-    r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv|position_embd|token_types|per_layer_model_proj"
-    r"|laurel_[lr]|altup_.*|rope_.*|ssm_[adx]|ssm_dt|attn_sinks)(\.weight|\.bias)?|.*\.bias|.*\.scale"
-)
-"""Tensors that llama.cpp keeps exact, too."""
 JOINED = MappingProxyType({"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)})
 """Granite's MLP, whose parts stand one below the other."""
 MAMBA = "GraniteMoeHybridForCausalLM"
@@ -137,20 +124,15 @@ class GgufQuantiser:
         for rows in plan.rows():
             if not np.isfinite(rows).all():
                 raise ModelError(f"{name} has numbers that are not finite, which cannot be quantised: repair the checkpoint")
-            written.append(blocks := to_blocks(rows, plan.type, plan.columns))
-            found = gguf.quants.dequantize(blocks, GGMLQuantizationType[plan.type]).reshape(rows.shape)
-            lost += float(np.square(found - rows).sum(dtype=np.float64))
+            with np.errstate(over="ignore", invalid="ignore"):
+                written.append(blocks := to_blocks(rows, plan.type, plan.columns))
+                found = gguf.quants.dequantize(blocks, GGMLQuantizationType[plan.type]).reshape(rows.shape)
+                lost += float(np.square(found - rows).sum(dtype=np.float64))
             whole += float(np.square(rows, dtype=np.float64).sum())
+        if not np.isfinite(lost):
+            raise ModelError(f"{name} has numbers too large for the scales of {plan.type}: take --scheme bf16")
         writer.write_tensor_data(np.concatenate(written))
         return Loss(name, (lost / whole) ** 0.5 if whole else 0.0)
-
-    def _type_of(self, name: str, shape: tuple[int, ...]) -> str:
-        """What a tensor is to have, F32 for what stays exact."""
-        if len(shape) < 2 or HELD_EXACT.fullmatch(name):
-            return "F32"
-        has_eight = name in (EMBEDDING, HEAD) or (self._type == "MXFP4" and not EXPERTS.fullmatch(name))
-        type_ = "Q8_0" if has_eight and self._type in FEW else self._type
-        return "F16" if shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[type_]][0] else type_
 
     # ---- of a GGUF file
 
@@ -164,11 +146,13 @@ class GgufQuantiser:
             if not field.name.startswith(("GGUF.", "split.")) and field.name not in OWN:
                 is_list = field.types[0] == GGUFValueType.ARRAY
                 members[field.name] = field.contents(), field.types[0], field.types[-1] if is_list else None
-        return members, {each.name: self._of_tensor(each) for reader in readers for each in reader.tensors}
+        tensors = {each.name: each for reader in readers for each in reader.tensors}
+        shapes = {name: tuple(int(size) for size in reversed(each.shape)) for name, each in tensors.items()}
+        mixture = Mixture(self._type, shapes, _number(members, "expert_count"))
+        return members, {name: self._of_tensor(each, shapes[name], mixture.type_of(name)) for name, each in tensors.items()}
 
-    def _of_tensor(self, tensor: gguf.ReaderTensor) -> Plan:
-        shape, own = tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type
-        type_ = self._type_of(tensor.name, shape)
+    def _of_tensor(self, tensor: gguf.ReaderTensor, shape: tuple[int, ...], type_: str) -> Plan:
+        own = tensor.tensor_type
         if type_ in ("F32", own.name):
             return Plan(shape, own.name, lambda: iter(()), tensor.data.view(np.uint8))
         data = tensor.data.reshape(-1, tensor.data.shape[-1])
@@ -214,8 +198,10 @@ class GgufQuantiser:
             one = (count, *first.whole[1:])
             shape = _axes(place, one, config) if None in parts else (len(parts), *one)
             columns = self._squares.get(first.own) if None in parts else None
-            plans[place] = Plan(shape, self._type_of(place, shape), partial(_all_rows, every), columns=columns)
-        return plans
+            plans[place] = Plan(shape, "F32", partial(_all_rows, every), columns=columns)
+        shapes = {name: plan.shape for name, plan in plans.items()}
+        mixture = Mixture(self._type, shapes, config.experts.count if config.experts else 0)
+        return {name: plan._replace(type=mixture.type_of(name)) for name, plan in plans.items()}
 
 
 def _stretches(config: ModelConfig) -> np.ndarray:
@@ -297,3 +283,9 @@ def _member(value: object) -> Member:
         return value, kinds[type(value)], None
     of = type(value[0]) if value else int
     return value, GGUFValueType.ARRAY, GGUFValueType.INT32 if of is int else kinds[of]
+
+
+def _number(members: Mapping[str, Member], key: str) -> int:
+    """A count among an architecture's members, 0 where it is not there."""
+    value, _, _ = members.get(f"{members['general.architecture'][0]}.{key}", (0, None, None))
+    return value if isinstance(value, int) else 0
