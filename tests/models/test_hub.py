@@ -140,7 +140,7 @@ def test_no_single_file_is_meant(names: list[str], wanted: str, words: str) -> N
 @pytest.mark.parametrize("is_online", [True, False])
 @pytest.mark.parametrize("model", ["owner/name:Q8_0", "owner/other"])
 def test_gguf_of_the_hub(model: str, is_online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By quantisation, or the only one of a repository without config.json; what is in the cache serves without the hub."""
+    """By quantisation, or the only one of a repository without config.json; what is in the cache serves without the hub. With the tower."""
     wanted: list[object] = []
 
     def snapshot(model: str, **options: object) -> str:
@@ -150,10 +150,13 @@ def test_gguf_of_the_hub(model: str, is_online: bool, tmp_path: Path, monkeypatc
     def info(self: object, model: str, revision: str | None) -> SimpleNamespace:
         if not is_online:
             raise ConnectionError("no network")
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in ("README.md", "m-Q8_0.gguf")])
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
-    (tmp_path / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    names = ("README.md", "m-Q8_0.gguf", "other/mmproj-A.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"GGUF")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
     assert hub.resolve(model) == tmp_path / "m-Q8_0.gguf"
-    assert wanted[-1] == ["m-Q8_0.gguf"]
+    assert wanted[-1] == ["m-Q8_0.gguf", "mmproj-BF16.gguf"]

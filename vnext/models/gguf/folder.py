@@ -18,11 +18,12 @@ import msgspec
 from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import Header, Tensor, library_folder, name_map, read_header
+from vnext.models.gguf.towers import is_tower, seeing
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 5
+FORM = 6
 """Of the JSON files: another number makes all folders anew."""
 FILES_KEPT = 64
 """Files whose outlines a process keeps: a large model is split into so many."""
@@ -62,7 +63,8 @@ def gguf_in(folder: Path) -> Path | None:
     Raises ModelError where there are several."""
     if (folder / "config.json").is_file():
         return None
-    found = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not (match := SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
+    every = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not is_tower(path)]
+    found = [path for path in every if not (match := SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
     if len(found) > 1:
         raise ModelError(f"{folder} has several models, {', '.join(path.name for path in found)}: name one of these files")
     return found[0] if found else None
@@ -80,16 +82,20 @@ def files_of(file: Path) -> list[Path]:
 
 
 def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
-    """The JSON files of the folder by name, from the model's GGUF files. Raises ModelError."""
+    """The JSON files of the folder by name, from the model's GGUF files, with its tower's. Raises ModelError."""
     from vnext.models.gguf.config import config_of
     from vnext.models.gguf.tokenizer import Vocabulary
 
-    header = read_header(files[0])
+    header, towers = read_header(files[0]), [each for each in files[1:] if is_tower(each)]
+    config, form = config_of(header, _stretches(files[0], header)), dict[str, object]()
+    if towers:
+        config, form = seeing(config, header, read_header(towers[0]))
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
     generation: dict[str, object] = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
     return {
-        "config.json": config_of(header, _stretches(files[0], header)) | generation,
+        "config.json": config | generation,
+        **({"preprocessor_config.json": form} if form else {}),
         "generation_config.json": generation,
         "tokenizer.json": vocabulary.json(),
         "tokenizer_config.json": vocabulary.settings(),

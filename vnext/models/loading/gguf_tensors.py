@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -26,15 +26,18 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files, outline
 from vnext.models.gguf.header import Tensor, sizes
 from vnext.models.gguf.members import BY_LENGTH, STRETCHES
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER
 from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
-from vnext.models.registry import family
+from vnext.models.registry import family, tower_parts
 
 PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
 SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron"})
 """Architectures whose norms contain the 1, but for those of states."""
+SHIFTED_VECTORS = "mm.soft_emb_norm.weight"
+"""The norm behind Gemma 3's tower, which contains the 1, too."""
 IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 """Architectures whose heads of values take turns among those of keys, the first of each before the second of any."""
 ENDINGS = MappingProxyType({"A_log": "", "D": "", "expert_bias": ".bias", "e_score_correction_bias": ".bias", "weight": ""})
@@ -50,6 +53,8 @@ OTHERWISE = (
     (".feed_forward.experts.w3.", ".mlp.experts.up_proj."),
     (".router.scale", ".router.proj.scale"),
     (".router.per_expert_scale", ".experts.down_proj.scale"),
+    ("_projection_weight", "_projection.weight"),
+    ("model.text_model.", "model."),
 )
 """Parts of names, and what stands for them in the table where that does not know the name."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -110,22 +115,23 @@ class Quantised(NamedTuple):
 
 def gguf_tensors(folder: Path) -> dict[str, Quantised]:
     """The tensors that the family of the model in folder `folder` reads, by name. Raises ModelError."""
-    return _read(folder, _opened(folder))
+    stored = _opened(folder).stored
+    found = {name: _found(name, part, stored) for part in _parts(folder, _state(folder)) for name in part.wanted}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
-    opened, config = _opened(folder), load_config(folder)
-    names = Names(opened.architecture, opened.names, config.layer_count)
-    read = {place_of(name, names)[0] for name in _wanted(folder, _state(folder))}
-    return sorted(opened.stored.keys() - read - {STRETCHES, *BY_LENGTH.values()})
+    read = {place_of(name, part.names)[0] for part in _parts(folder, _state(folder)) for name in part.wanted}
+    return sorted(_opened(folder).stored.keys() - read - {STRETCHES, *BY_LENGTH.values()})
 
 
 class _Opened(NamedTuple):
-    """llama.cpp's name of a model's architecture, its table of names, and the tensors of its files."""
+    """llama.cpp's name of a model's architecture, its table of names, that of the tower or {}, and the tensors of its files."""
 
     architecture: str
     names: Mapping[str, str]
+    tower_names: Mapping[str, str]
     stored: dict[str, Stored]
 
 
@@ -153,11 +159,12 @@ class Names(NamedTuple):
         return self.table.get(f"{name[: layer.start()]}0{name[layer.end() :]}", "").replace("blk.0.", f"blk.{layer[0]}.")
 
 
-def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
-    config, stored = load_config(folder), opened.stored
-    names = Names(opened.architecture, opened.names, config.layer_count)
-    found = {name: _found(name, names, stored, config) for name in _wanted(folder, _state(folder))}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+class _Part(NamedTuple):
+    """A decoder or its tower: the file's names, its configuration, and the tensors that its family asks for."""
+
+    names: Names
+    config: ModelConfig
+    wanted: list[str]
 
 
 def _state(folder: Path) -> tuple[tuple[int, ...], ...]:
@@ -165,13 +172,22 @@ def _state(folder: Path) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=FOLDERS_KEPT)
-def _wanted(folder: Path, _states: tuple[tuple[int, ...], ...]) -> list[str]:
-    """The names of the tensors that the family of a model asks for. A start asks twice: for what is read, and what is not."""
+def _parts(folder: Path, _states: tuple[tuple[int, ...], ...]) -> list[_Part]:
+    """Of a model. A start asks twice: for what is read, and what is not."""
     config, opened = load_config(folder), _opened(folder)
     names = Names(opened.architecture, opened.names, config.layer_count)
+    found = [_part(names, config, family(config.architecture).assemble, opened)]
+    if opened.tower_names and config.tower:
+        tower = tower_parts(config.architecture)
+        own = tower.config(config)
+        found.append(_part(Names(TOWER, opened.tower_names, own.layer_count), own, tower.assemble, opened))
+    return found
+
+
+def _part(names: Names, config: ModelConfig, assemble: Callable[..., object], opened: _Opened) -> _Part:
     recording = Recording(lambda name: place_of(name, names)[0] in opened.stored)
-    family(config.architecture).assemble(recording, config)
-    return sorted(recording.read - (recording.heads if config.tie_embeddings else set()))
+    assemble(recording, config)
+    return _Part(names, config, sorted(recording.read - (recording.heads if config.tie_embeddings else set())))
 
 
 def _opened(folder: Path) -> _Opened:
@@ -182,7 +198,8 @@ def _opened(folder: Path) -> _Opened:
         mapping = mapped(file)
         stored |= {name: (file, mapping, tensor) for name, tensor in each.tensors.items()}
     first = outlines[0]
-    return _Opened(first.architecture, first.names, stored | _slopes(files[0], first.slopes))
+    tower_names = next((each.names for each in outlines[1:] if each.architecture == TOWER), {})
+    return _Opened(first.architecture, first.names, tower_names, stored | _slopes(files[0], first.slopes))
 
 
 def _slopes(file: Path, slopes: Mapping[str, Sequence[float]]) -> dict[str, Stored]:
@@ -205,7 +222,8 @@ def place_of(name: str, names: Names) -> tuple[str, int | None]:
     return (names.of(f"{match[1]}.{match[3]}"), int(match[2])) if match else (names.of(name), None)
 
 
-def _found(name: str, names: Names, stored: Mapping[str, Stored], config: ModelConfig) -> Quantised | None:
+def _found(name: str, part: _Part, stored: Mapping[str, Stored]) -> Quantised | None:
+    names, config, _ = part
     place, expert = place_of(name, names)
     if place not in stored:
         return None
@@ -247,7 +265,7 @@ class Form(NamedTuple):
 def form_of(place: str, count: int, names: Names, config: ModelConfig) -> Form:
     """Of the tensor `place` of `count` rows. Raises ModelError."""
     part = place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1]
-    is_shifted = names.architecture in SHIFTED and place.endswith("norm.weight") and part != "ssm_norm"
+    is_shifted = names.architecture in SHIFTED and place.endswith("norm.weight") and part != "ssm_norm" or place == SHIFTED_VECTORS
     return Form(*_orders_of(part, count, names, config), float(is_shifted), part == "ssm_a")
 
 

@@ -17,6 +17,7 @@ from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SPLIT, SUFFIX
+from vnext.models.gguf.towers import is_tower
 from vnext.models.loading.named import MODELS, fetch, here, is_requirement
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def download(model: str, revision: str = "", with_weights: bool = True, wanted: 
 
 
 def _gguf_file(model: str, revision: str, wanted: str) -> Path:
-    """The downloaded GGUF file of a repository that `wanted` names, with the further files of a split model."""
+    """The downloaded GGUF file of a repository that `wanted` names, with the further files of a split model and its tower's."""
     from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
@@ -117,13 +118,15 @@ def _gguf_file(model: str, revision: str, wanted: str) -> Path:
         before = Path(snapshot_download(model, revision=revision or None, local_files_only=True))
         names = [path.relative_to(before).as_posix() for path in before.rglob(f"*{SUFFIX}")]
     chosen = gguf_files(model, names, wanted)
-    return Path(snapshot_download(model, revision=revision or None, allow_patterns=[*map(escape, chosen)])) / chosen[0]
+    near = (name for name in names if name.endswith(SUFFIX) and Path(name).parent == Path(chosen[0]).parent)
+    patterns = [*map(escape, chosen + sorted(name for name in near if is_tower(Path(name)))[:1])]
+    return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns)) / chosen[0]
 
 
 def gguf_files(model: str, names: Iterable[str], wanted: str) -> list[str]:
     """Of the files of a repository the GGUF file that `wanted` names, by its quantisation or itself, "" for the only one; of a
     split model all parts, in order. Raises ModelError."""
-    every = sorted(name for name in names if name.endswith(SUFFIX) and "mmproj" not in name.lower())
+    every = sorted(name for name in names if name.endswith(SUFFIX) and not is_tower(Path(name)))
     first = [name for name in every if not (match := SPLIT.fullmatch(name)) or int(match[2]) == 1]
     quantised = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?", re.IGNORECASE)
     found = [name for name in first if wanted in (name, name.rpartition("/")[2])] or [

@@ -23,6 +23,7 @@ from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVER
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import FORM, LINK, LINKS, SUFFIX, files_of, texts_of
+from vnext.models.gguf.towers import tower_beside
 
 GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAMES = (
@@ -71,9 +72,10 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
 
 
 def gguf_folder(file: Path, parent: Path) -> Path:
-    """The folder in `parent` that shows the model of a GGUF file, with what a generation_config.json beside it says. Its name
-    follows from the files' places, sizes and times: a start that finds it reads no header. Raises ModelError."""
-    files = files_of(file.absolute())  # links of the hub's cache lead to names without an ending
+    """The folder in `parent` that shows the model of a GGUF file, with the tower and with what a generation_config.json says beside
+    it. Its name follows from the files' places, sizes and times: a start that finds it reads no header. Raises ModelError."""
+    tower = tower_beside(file := file.absolute())  # links of the hub's cache lead to names without an ending
+    files = files_of(file) + ([tower] if tower else [])
     beside = files[0].with_name(GENERATION_NAME)
     found = parent / _gguf_digest(files) / file.name.removesuffix(SUFFIX)
     if not found.is_dir():

@@ -1,0 +1,164 @@
+"""A model and its tower in two GGUF files answer as the checkpoint that both were made of does."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from engine_here import engines_here
+from gguf_writing import BYTE_LEVEL, convert, write
+from safetensors.numpy import load_file, save_file
+
+from vnext import LLM, SamplingParams
+from vnext.models.config.folder import require_checkpoint
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import gguf_in
+from vnext.models.gguf.header import name_map
+from vnext.models.layers.sharding import alone
+from vnext.models.loading.gguf_tensors import unread_gguf
+from vnext.models.loading.overlay import gguf_folder
+from vnext.models.loading.weights import load_params
+from vnext.models.registry import tower_parts
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "families" / "towers"))
+
+from seeing_cases import CASES, TEXT as SEEING_TEXT, save_seeing  # noqa: E402  (need the path above)
+from tower_cases import SPELLED, TEXT, save_reader  # noqa: E402
+
+PICTURES = [np.random.default_rng(3).integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((40, 61), (32, 32))]
+LANGUAGE = ("language_model.model.", "model.language_model.", "model.text_model.")
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+
+
+class Kind(NamedTuple):
+    """Of a family: llama.cpp's projector, the architecture of its texts, special words, what its file says besides, and an image."""
+
+    projector: str
+    texts: str
+    words: dict[str, int]
+    members: dict[str, Any]
+    mark: str
+
+
+KINDS = {
+    "gemma3": Kind("gemma3", "Gemma3ForCausalLM", {word: 90 + at for at, word in enumerate(CASES["whole"].words)}, {"projector.scale_factor": 2}, "<start_of_image>"),
+    "idefics3": Kind("idefics3", "LlamaForCausalLM", SPELLED, {"projector.scale_factor": 2, "preproc_image_size": 64}, "<image>"),
+}  # fmt: skip
+
+
+def written(folder: Path, kind: str, **changes: Any) -> tuple[Path, Path]:
+    """A random checkpoint, and the folder of the two files that llama.cpp's converter makes of it. `changes`: members of the tower's."""
+    own = KINDS[kind]
+    save_seeing(folder / "checkpoint", "whole") if kind == "gemma3" else save_reader(folder / "checkpoint")
+    config = json.loads((folder / "checkpoint" / "config.json").read_text())
+    tensors = load_file(folder / "checkpoint" / "model.safetensors")
+    texts, towers = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, numbers in tensors.items():
+        root = next((root for root in LANGUAGE if name.startswith(root)), "")
+        is_text = root or "lm_head" in name
+        (texts if is_text else towers)["model." * bool(root) + name.removeprefix(root).removeprefix("language_model.")] = numbers
+    (folder / "texts").mkdir()
+    (folder / "texts" / "config.json").write_text(json.dumps(config["text_config"] | {"architectures": [own.texts]}))
+    save_file(texts, folder / "texts" / "model.safetensors")
+    (folder / "files").mkdir()
+    sizes = TEXT if kind == "idefics3" else SEEING_TEXT
+    tokens = [f"t{number}" for number in range(sizes["vocab_size"])]
+    for word, token in own.words.items():
+        tokens[token] = word
+    convert(folder / "texts", folder / "files" / "model-f32.gguf", BYTE_LEVEL | {"tokenizer.ggml.tokens": tokens})
+    write(folder / "files" / "mmproj-f32.gguf", members_of(config, own) | changes, tower_of(towers))
+    return folder / "checkpoint", folder / "files"
+
+
+def members_of(config: dict[str, Any], own: Kind) -> dict[str, Any]:
+    vision = config["vision_config"]
+    found = {
+        "image_size": vision["image_size"], "patch_size": vision["patch_size"], "embedding_length": vision["hidden_size"],
+        "feed_forward_length": vision["intermediate_size"], "block_count": vision["num_hidden_layers"],
+        "attention.head_count": vision["num_attention_heads"], "attention.layer_norm_epsilon": float(vision["layer_norm_eps"]),
+        "projection_dim": config["text_config"]["hidden_size"], "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+        **own.members,
+    }  # fmt: skip
+    common = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True, "clip.projector_type": own.projector}
+    return common | {f"clip.vision.{name}": value for name, value in found.items()}
+
+
+def tower_of(tensors: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names; the norm of Gemma's projector with the 1."""
+    names, found = name_map("clip", 4), {}
+    for name, numbers in tensors.items():
+        for own in ("multi_modal_projector.", "vision_tower."):  # newer checkpoints begin with model.
+            name = name.removeprefix("model.") if name.startswith(f"model.{own}") else name
+        name = name.replace("vision_tower.", "vision_tower.vision_model.") if "vision_tower.vision_model." not in name else name
+        place = names.get_name(name.replace("_weight", ".weight"), (".weight", ".bias"))
+        assert place is not None, name
+        found[place] = (numbers + np.float32("soft_emb_norm" in name), "F32")
+    return found
+
+
+def answered(model: Path, tokenizer: Path, kind: str) -> list[tuple[list[int], list[float]]]:
+    mark = KINDS[kind].mark
+    prompts = [{"prompt": f"<bos> d3 {mark} e4", "multi_modal_data": {"image": [picture]}} for picture in PICTURES]
+    prompts.append({"prompt": f"<bos> {mark} g6 {mark}", "multi_modal_data": {"image": PICTURES}})
+    with engines_here(), LLM(str(model), tokenizer=str(tokenizer), dtype="float32", threads=1, executor="inproc", log="off") as llm:
+        outputs = [each.outputs[0] for each in llm.generate([*prompts, "<bos> d3 e4"], GREEDY, use_tqdm=False)]
+    return [(list(each.token_ids), [row[token].logprob for row, token in zip(each.logprobs, each.token_ids)]) for each in outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's norms are rounded sums in files, and each sixth of its layers sees all."""
+    monkeypatch.setitem(CASES, "whole", CASES["whole"]._replace(text=CASES["whole"].text | {"layer_types": ["sliding_attention"] * 2}))
+    checkpoint, files = written(tmp_path, kind)
+    expected = answered(checkpoint, checkpoint, kind)
+    for (tokens, logs), (wanted, theirs) in zip(answered(files, checkpoint, kind), expected, strict=True):
+        assert tokens == wanted
+        assert np.allclose(logs, theirs, rtol=0, atol=1e-4 if kind == "gemma3" else 0)
+    model = gguf_in(files)
+    assert model == files / "model-f32.gguf"
+    made = gguf_folder(model, tmp_path / "folders")
+    one, other = load_config(made).tower, load_config(checkpoint).tower
+    assert one == msgspec.structs.replace(other, eps=pytest.approx(other.eps)) and unread_gguf(made) == []
+    (files / "mmproj-f32.gguf").unlink()
+    assert load_config(gguf_folder(model, tmp_path / "folders")).tower is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clip.vision.block_count": 2**31}, "the tower's file states 2147483648 layers and has 38 tensors; download it again"),
+        ({"clip.vision.patch_size": 0}, "patch_size"),
+        ({"clip.vision.image_size": "32"}, "clip.vision.image_size is '32', and one number is wanted"),
+        ({"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
+        ({"clip.vision.projector.scale_factor": 0}, "scale_factor"),
+        ({"clip.vision.image_size": 2**20}, "position_embedding.weight"),
+        ({"clip.vision.feed_forward_length": 2**30}, "mlp.fc1.weight"),
+    ],
+)
+def test_broken_towers_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    """Before memory is taken."""
+    checkpoint, files = written(tmp_path, "idefics3", **changes)
+    with pytest.raises(ModelError, match=re.escape(sentence)):
+        made = gguf_folder(files / "model-f32.gguf", tmp_path / "folders")
+        require_checkpoint(made)
+        config = load_config(made)
+        parts = tower_parts(config.architecture)
+        load_params(made, parts.config(config), alone(), torch.float32, "cpu", assemble=parts.assemble)
+
+
+def test_another_models_tower_is_named_as_unread(tmp_path: Path) -> None:
+    """As is one of a kind that is not read; the tower's file itself is no model."""
+    for number, changes in enumerate(({"clip.vision.projection_dim": 49}, {"clip.projector_type": ["idefics3"]}, {"clip.projector_type": "ldp"})):
+        _, files = written(tmp_path / str(number), "idefics3", **changes)
+        made = gguf_folder(files / "model-f32.gguf", tmp_path / "folders")
+        assert load_config(made).tower is None and "v.blk.0.attn_q.weight" in unread_gguf(made)
+    with pytest.raises(ModelError, match="the file has the tower of a model that reads images: name the model's own file"):
+        gguf_folder(files / "mmproj-f32.gguf", tmp_path / "folders")

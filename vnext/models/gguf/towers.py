@@ -1,0 +1,102 @@
+"""The tower of a model that reads images: GGUF has it in a file of its own beside the model's, mmproj-*.gguf.
+
+Owns what the two files together say: config.json of the whole, and preprocessor_config.json. A tower of another model, or of a kind
+that is not read, leaves a model of texts alone; a start then names the tensors that it leaves unread.
+Source: `Keys.Clip` of the package `gguf`, and tools/mtmd/clip.cpp of llama.cpp for what a file leaves out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from vnext.models.errors import ModelError
+from vnext.models.gguf.header import Header
+from vnext.models.gguf.members import Members
+
+ARCHITECTURE = "clip"
+"""llama.cpp's name of all towers."""
+MARK = "mmproj"
+"""In the names of their files."""
+Json = dict[str, object]
+
+
+def is_tower(file: Path) -> bool:
+    return MARK in file.name.lower()
+
+
+def tower_beside(file: Path) -> Path | None:
+    """The first tower in a model's folder, in the order of names: bfloat16 stands before the other types."""
+    found = sorted(each for each in file.parent.glob("*.gguf") if is_tower(each))
+    return next((each for each in found if each.name != file.name), None)
+
+
+def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
+    """config.json and preprocessor_config.json of a model with the configuration `text` and of its tower; `text` and {} for a tower
+    that is not its. Raises ModelError for one that is broken."""
+    members = Members(tower, {})
+    kind = tower.metadata.get("clip.projector_type", members.text("vision.projector_type"))
+    own = PROJECTORS.get(f"{model.metadata.get('general.architecture')} {kind}")
+    if members.architecture != ARCHITECTURE or own is None or members.number("vision.projection_dim") != text["hidden_size"]:
+        return text, {}
+    if (layers := members.number("vision.block_count")) > len(tower.tensors):
+        raise ModelError(f"the tower's file states {layers} layers and has {len(tower.tensors)} tensors; download it again")
+    vision: Json = {
+        "image_size": members.number("vision.image_size"),
+        "patch_size": members.number("vision.patch_size"),
+        "hidden_size": members.number("vision.embedding_length"),
+        "intermediate_size": members.number("vision.feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": members.number("vision.attention.head_count"),
+        "layer_norm_eps": members.number("vision.attention.layer_norm_epsilon"),
+        "model_type": "siglip_vision_model",
+    }
+    inner = {name: value for name, value in text.items() if name != "architectures"}
+    common = {"text_config": inner, "vision_config": vision} | {name: text[name] for name in ("dtype", "tie_word_embeddings")}
+    whole, form = own(members, model)
+    return common | whole, _pixels(tower) | form
+
+
+def _gemma3(members: Members, model: Header) -> tuple[Json, Json]:
+    grid = int(members.number("vision.image_size") // (members.number("vision.patch_size") or 1))
+    merged = int(members.number("vision.projector.scale_factor", 4))
+    side = members.number("vision.image_size")
+    whole: Json = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "image_token_index": _word(model, "<image_soft_token>"),
+        "mm_tokens_per_image": (grid // (merged or 1)) ** 2,
+    }
+    return whole, {"size": {"height": side, "width": side}}
+
+
+def _idefics3(members: Members, model: Header) -> tuple[Json, Json]:
+    side = members.number("vision.image_size")
+    whole: Json = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "image_token_id": _word(model, "<image>"),
+        "scale_factor": members.number("vision.projector.scale_factor", 2),
+    }
+    longest = members.number("vision.preproc_image_size", 4 * side)
+    return whole, {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+
+
+PROJECTORS: Mapping[str, Callable[[Members, Header], tuple[Json, Json]]] = MappingProxyType(
+    {"gemma3 gemma3": _gemma3, "llama idefics3": _idefics3}
+)
+"""By llama.cpp's names of the model's architecture and of what makes its vectors."""
+
+
+def _word(model: Header, word: str) -> int:
+    """The token of a special word. Raises ModelError."""
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or word not in tokens:
+        raise ModelError(f"the model's vocabulary has no {word!r}, which stands for images beside its tower; move the tower away")
+    return tokens.index(word)
+
+
+def _pixels(tower: Header) -> Json:
+    """What numbers become of, where the file says it."""
+    found = {name: tower.metadata.get(f"{ARCHITECTURE}.vision.{name}") for name in ("image_mean", "image_std")}
+    return {name: list(numbers) for name, numbers in found.items() if isinstance(numbers, array)}
