@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from tests.sim.deciding import DecidingCore
 from tests.sim.fleet import Fleet
 from tests.sim.shortages import Shortages
 from tests.sim.simulator import Simulation
@@ -28,7 +29,7 @@ from vnext.sim.checks.accounting import Accounting, Entry
 from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.checks.run_laws import ClientBook, EncodingBook, PinBook
-from vnext.sim.core import Core, History
+from vnext.sim.core import History
 from vnext.sim.rank import Rank
 from vnext.sim.rank_values import Contents
 from vnext.sim.rng import Rng
@@ -39,7 +40,7 @@ from vnext.sim.toy import ToyMatcher, ToyVocabulary
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, EncodingBook, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimSearches, SimTier, Story,
+    Accounting, ClientBook, Contents, DecidingCore, EncodingBook, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimSearches, SimTier, Story,
     Streams, ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from tests.sim.redacted_tape import RedactedTape
 from tests.sim.scenario import Faults
+from vnext.log import reading as log_read
+from vnext.log.codec import EndKind, Frame, LogEnd, SegmentStart
 from vnext.log.snapshot import decode, encode, load, snapshot
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.core import WHOLE_CHECK_EVENTS, Core
-from vnext.sim.findings import Tape, events_of
+from vnext.sim.findings import Tape
 from vnext.sim.rank import Rank, rebuilt
 from vnext.sim.rank_values import Contents, StepResult
 from vnext.sim.rng import Rng
@@ -178,3 +180,16 @@ class Fleet:
             again.write(events[first:end], state)
         if kind != "complete" or again.data() != tape.data():
             raise Divergence(f"X2: a log that was read ({kind}), replayed and written again is another one")
+
+
+def events_of(data: bytes) -> tuple[list[AnyEvent], EndKind]:
+    """The events of a segment, EngineStarted first, and how it ends."""
+    events: list[AnyEvent] = []
+    for item in log_read.read([data]):
+        if isinstance(item, LogEnd):
+            return events, item.kind
+        if isinstance(item, Frame):
+            events += item.events
+        elif isinstance(item, SegmentStart):
+            events.append(item.header.started)
+    raise AssertionError("a log has an end")

@@ -4,19 +4,19 @@ elsewhere.
 Owns three laws. R1: a view that holds itself for exact has a state that its engine had, in that order, and is lost only
 where its stream was damaged. R2: no request goes to a replica that is not ready. R3: every request that arrives is routed
 once, and once more for each death of the replica that had it, and counts once where it was routed. The engines are those of
-core.py, with every law of theirs.
+deciding.py, with every law of theirs.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from tests.sim.deciding import DecidingCore
 from vnext.log.stream import EventStreams
 from vnext.routing.policies import POLICIES
 from vnext.routing.prompts import Prompt
 from vnext.routing.router import Router
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
-from vnext.sim.core import Core
 from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -65,7 +65,7 @@ class Replica:
             vocab_size=VOCABULARY,
         )  # fmt: skip
         started = EngineStarted(config=config, model="toy", model_digest="", world_size=1, environment={}, started_ns=0)
-        self.core, self.streams = Core(started), EventStreams(started, "simulated")
+        self.core, self.streams = DecidingCore(started), EventStreams(started, "simulated")
         self.digests = {1: digest(self.core.state)}
         self._streamed = 1
         self.arriving.clear()
@@ -166,7 +166,7 @@ class RoutingStory:
             core.fold(RequestAborted(ids=(id_,), reason="client"))
         replica.stream()
 
-    def _commit(self, core: Core) -> None:
+    def _commit(self, core: DecidingCore) -> None:
         if core.state.in_flight:
             count = int(core.state.in_flight[0].samples.sum())
             tokens = pack_tokens([self.rng.below(VOCABULARY) for _ in range(count)])
@@ -261,7 +261,7 @@ class RoutingStory:
         return state is None or state.sequence != self.replicas[place].core.state.sequence
 
 
-def _arrival(core: Core, request: RoutedRequest) -> RequestArrived:
+def _arrival(core: DecidingCore, request: RoutedRequest) -> RequestArrived:
     return RequestArrived(
         id=RequestId(core.state.next_id), name=request.name, prompt=pack_tokens(request.prompt),
         sampling=Sampling(seed=1, max_tokens=request.max_tokens), priority=0, arrival_ns=0,

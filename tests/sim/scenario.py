@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause
 from vnext.state.params import Sampling
+from vnext.state.store.fields import DIGEST_WORDS
+from vnext.state.store.inputs import DIGEST_SIZE, ROWS_SIZE, input_tokens, with_rows
 
 NEVER = -1
 WEIGHTS = (1, 3, 100, 7)
@@ -135,3 +137,23 @@ def servable(config: SchedulerConfig, client: Client) -> bool:
     """Whether a request could be served by an engine that has nothing else to do."""
     length, wanted = len(client.prompt), client.sampling.max_tokens
     return length > 0 and wanted > 0 and length + wanted <= capacity(config)
+
+
+def pictured(clients: tuple[Client, ...], grids: bool) -> tuple[Client, ...]:
+    """The same requests with an input of 4 to 6 tokens, in one or two rows with `grids`, wherever a prompt has a 3 and room. Digests
+    differ in their last bits only, and equal beginnings stay equal."""
+    return tuple(replace(client, prompt=with_pictures(client.prompt, grids)) for client in clients)
+
+
+def with_pictures(prompt: tuple[int, ...], grids: bool = False) -> tuple[int, ...]:
+    """The prompt with its inputs."""
+    found, at = list(prompt), 0
+    while at < len(prompt) - 5:
+        length = DIGEST_WORDS + prompt[at + 1] % 3
+        if prompt[at] == 3 and at + length <= len(prompt):
+            digest = prompt[at + 2].to_bytes(DIGEST_SIZE, "big")
+            digest = with_rows(digest[ROWS_SIZE:] + digest[:ROWS_SIZE], 2 - length % 2) if grids else digest
+            found[at : at + length] = input_tokens(digest, length).tolist()
+            at += length - 1
+        at += 1
+    return tuple(found)

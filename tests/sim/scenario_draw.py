@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.sim.pictures import pictured
-from tests.sim.scenario import NEVER, Client, Faults, Scenario, capacity, weighed
+from tests.sim.scenario import NEVER, Client, Faults, Scenario, capacity, pictured, weighed
 from tests.sim.tier import as_kept, draw_disk, returning
 from vnext.sched.policies import STEADY
 from vnext.sim.rng import Rng

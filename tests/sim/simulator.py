@@ -3,7 +3,7 @@
 Real `reduce` and `schedule`, a virtual clock, several ranks that fold the same events, a toy model, a shadow cache, and
 faults from one seed: bursts, aborts at any phase, late, lost, duplicate and reordered results, slow and crashed ranks,
 the death of all ranks or of the engine core at any event, resets, clock jumps, illegal events. All laws are checked
-after every event (core.py, fleet.py), and every stream is compared with the model's own answer (streams.py).
+after every event (deciding.py, fleet.py), and every stream is compared with the model's own answer (streams.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from tests.sim.deciding import DecidingCore
 from tests.sim.fleet import Fleet
 from tests.sim.illegal_events import early_inputs, illegal_event, strange_plan
 from tests.sim.scenario import NEVER, Scenario, servable
@@ -22,7 +23,6 @@ from tests.sim.weight_changes import WeightChanges
 from vnext.sched.residency import next_load
 from vnext.sched.shortage import ran_short
 from vnext.sim.checks.plain_state import Divergence
-from vnext.sim.core import Core
 from vnext.sim.laws import constraint_laws
 from vnext.sim.rank_values import Contents, StepResult
 from vnext.sim.rng import Rng
@@ -89,7 +89,7 @@ class Simulation:
         settings, ranks = self.scenario.config, self.scenario.rank_count
         started = EngineStarted(config=settings, model="toy", model_digest="", world_size=ranks, environment={}, started_ns=0)
         sources = [each for each in (self.tier, self.searches, self.clock) if each is not None]
-        self.core = Core(started, sources=sources)
+        self.core = DecidingCore(started, sources=sources)
         self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng, self.contents)
         self.shortages.short.clear()
         self.busy_until_us = self.now_us

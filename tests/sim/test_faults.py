@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.sim import illegal_events, scenario_draw as scenarios
-from tests.sim.fleet import Fleet
+from tests.sim.deciding import DecidingCore
+from tests.sim.fleet import Fleet, events_of
 from tests.sim.scenario import NEVER, Client, Faults, Scenario, servable
 from tests.sim.scenario_draw import scenario
 from tests.sim.simulator import Simulation, simulate
 from vnext.sim.checks.plain_state import Divergence
-from vnext.sim.core import Core
-from vnext.sim.findings import Tape, check_events, events_of
+from vnext.sim.findings import Tape, check_events
 from vnext.sim.rng import Rng
 from vnext.sim.shrink import Author, Whim, moves_of
 from vnext.sim.toy import next_token
@@ -34,7 +34,7 @@ def test_what_may_not_happen_is_refused_in_every_state(kind: Callable) -> None:
     rng = Rng(5)
     for seed in range(400, 408):
         events = simulate(scenario(seed, client_count=20)).events
-        core = Core(events[0])
+        core = DecidingCore(events[0])
         for event in events[1:]:
             core.fold(event)
             core.require_refused(kind(rng, core.seen))
@@ -42,7 +42,7 @@ def test_what_may_not_happen_is_refused_in_every_state(kind: Callable) -> None:
 
 def test_an_event_that_is_taken_although_it_may_not_happen_is_noticed() -> None:
     events = simulate(scenario(4)).events
-    core = Core(events[0])
+    core = DecidingCore(events[0])
     with pytest.raises(Divergence, match="RequestArrived should have been refused"):
         core.require_refused(events[1])
     core.fold(events[1])

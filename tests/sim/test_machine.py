@@ -8,9 +8,9 @@ from core_drive import arrival_of, config_of, started_with
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.sim.deciding import DecidingCore
 from tests.sim.illegal_events import illegal_event, strange_plan
 from vnext.sim.checks.plain_state import PlainState, contents
-from vnext.sim.core import Core
 from vnext.sim.rank import Rank
 from vnext.sim.rng import Rng
 from vnext.sim.sample_policies import POLICIES
@@ -35,7 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=caching, max_num_seqs=max_num_seqs, long_prefill_token_threshold=threshold if chunked else 0,
             chunked_prefill=chunked, vocab_size=5, eos_token_ids=(0,),
         )  # fmt: skip
-        self.core = Core(started_with(config), whole_check_events=8)
+        self.core = DecidingCore(started_with(config), whole_check_events=8)
         self.rank = Rank(started_with(config))
         self.results: deque = deque()
         self.whims = chunked and policy != "fcfs"

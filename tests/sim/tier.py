@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from tests.sim.deciding import DecidingCore
 from tests.sim.scenario import Client, Disk
 from vnext.sched.encoding import next_search
 from vnext.sched.engine import Source
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
-from vnext.sim.core import Core
 from vnext.sim.rank_values import BEHIND
 from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig
@@ -160,7 +160,7 @@ class SimTier(Source):
                     self.damaged.add(name)
         return (1 + rng.below(self._disk.slow_us), Stored(names)) if names else None
 
-    def events(self, core: Core, answer: Answer) -> tuple[AnyEvent, ...]:
+    def events(self, core: DecidingCore, answer: Answer) -> tuple[AnyEvent, ...]:
         """The events of an answer; none of one that is too late."""
         tier = core.state.tier
         if tier is None:
@@ -178,7 +178,7 @@ class SimTier(Source):
         (blocks, snapshots), pool = _apart(answer.names), core.state.pool
         return (*self._stored(core, tier, pool, blocks), *self._stored(core, tier.snapshots, pool.states, snapshots))
 
-    def _come(self, core: Core, tier: Tier, answer: ReadBack) -> PromotionEnded:
+    def _come(self, core: DecidingCore, tier: Tier, answer: ReadBack) -> PromotionEnded:
         """The end of a transfer from another engine. H1: no block comes under a name that its request does not have there."""
         transfer = next(each for each in tier.transfers if each.number == answer.transfer)
         names = transfer.keys[transfer.hits : transfer.hits + answer.blocks]
@@ -191,7 +191,7 @@ class SimTier(Source):
         core.require_refused(replace(came, checksums=b""))
         return came
 
-    def _stored(self, core: Core, tier: Tier | None, pool: Pool | None, names: list[bytes]) -> tuple[AnyEvent, ...]:
+    def _stored(self, core: DecidingCore, tier: Tier | None, pool: Pool | None, names: list[bytes]) -> tuple[AnyEvent, ...]:
         """Of blocks and their pool, or of snapshots and theirs."""
         if tier is None or pool is None or core.state.weights is not None:
             return ()
@@ -316,7 +316,7 @@ class SimSearches(Source):
         return coming
 
 
-def found(core: Core, answer: InputsFound) -> tuple[InputsFound, ...]:
+def found(core: DecidingCore, answer: InputsFound) -> tuple[InputsFound, ...]:
     """The event of an answer; none of one that comes for somebody who has left, or too late."""
     if core.state.sought is not None and answer.id in core.state.sought.searches and RequestId(answer.id) in core.state.requests:
         return (answer,)

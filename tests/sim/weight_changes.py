@@ -5,7 +5,7 @@ The engine's own decision is in vnext/state/facilities/weights.py.
 
 from __future__ import annotations
 
-from vnext.sim.core import Core
+from tests.sim.deciding import DecidingCore
 from vnext.sim.laws import going
 from vnext.sim.rng import Rng
 from vnext.state.events import AnyEvent, EnginePaused, Pause, WeightsChanged
@@ -18,7 +18,7 @@ class WeightChanges:
         self._rng = rng
         self._mode: Pause = ""
 
-    def begin(self, core: Core, mode: Pause) -> bool:
+    def begin(self, core: DecidingCore, mode: Pause) -> bool:
         """Whether the engine pauses in `mode` now: not while it has paused for another change."""
         if self._mode:
             return False
@@ -27,7 +27,7 @@ class WeightChanges:
             core.require_refused(EnginePaused(mode="abort"))
         return True
 
-    def events(self, core: Core) -> tuple[AnyEvent, ...]:
+    def events(self, core: DecidingCore) -> tuple[AnyEvent, ...]:
         """The change and what surrounds it, once nothing is computed with the old weights; until then it must be refused."""
         seen, mode, weights = core.seen, self._mode, core.state.weights
         version = weights.version + 1 if weights else 1

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vnext.log import reading as log_read
-from vnext.log.codec import EndKind, Frame, LogEnd, SegmentStart, chained, encode_body, encode_frame, first_header, open_segment
+from vnext.log.codec import chained, encode_body, encode_frame, first_header, open_segment
 from vnext.sched.schedule import schedule
 from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.core import Core
@@ -221,19 +220,6 @@ class Tape:
     def data(self) -> bytes:
         """The segment so far."""
         return b"".join(self._parts)
-
-
-def events_of(data: bytes) -> tuple[list[AnyEvent], EndKind]:
-    """The events of a segment, EngineStarted first, and how it ends."""
-    events: list[AnyEvent] = []
-    for item in log_read.read([data]):
-        if isinstance(item, LogEnd):
-            return events, item.kind
-        if isinstance(item, Frame):
-            events += item.events
-        elif isinstance(item, SegmentStart):
-            events.append(item.header.started)
-    raise AssertionError("a log has an end")
 
 
 def segment(events: Sequence[AnyEvent], code_version: str) -> bytes:
