@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"vnext {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "place", "words"),
+    [(["doctor"], "vnext.commands.doctor.examine", "vnext: interrupted"), (["pull", "m"], "vnext.commands.models.resolve", "vnext pull: stopped."),
+     (["quantize", "m", "out"], "vnext.commands.quantize._squares", "vnext quantize: stopped; nothing is left behind."),
+     (["batch", "-i", "in", "-o", "out"], "vnext.commands.batch._unusable", "vnext: interrupted")],
+)  # fmt: skip
+def test_ctrl_c_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv, place, words) -> None:
+    monkeypatch.setattr(place, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    assert main(argv) == 130
+    said = capsys.readouterr()
+    assert said.err == f"{words}\n" and not said.out
 
 
 def test_the_package_is_the_command(root: Path) -> None:

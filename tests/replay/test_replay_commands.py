@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ CONFIG = small_config()
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
     code = main([*map(str, arguments), "--json"])
     return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("place", ["vnext.replay.cli.main.import_module", "vnext.replay.reading.verify.verify"])
+def test_ctrl_c_is_one_line_and_130(tmp_path, capsys, monkeypatch, place):
+    """While the command is loaded, and while it runs."""
+    log_dir = record(tmp_path / "log", size=3000)
+    monkeypatch.setattr(place, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    assert main(["verify", str(log_dir)]) == 130
+    said = capsys.readouterr()
+    assert said.err == "vnext-replay: interrupted\n" and not said.out
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin_process()
     try:
         return run(parse(command_line() if argv is None else argv))
-    except KeyboardInterrupt:  # before a program that handles it was loaded
+    except KeyboardInterrupt:  # in a program, or while it is loaded, that has nothing to say of it
+        print("vnext: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 

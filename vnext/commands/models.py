@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from rich.console import Console
 from rich.table import Table
 
-from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.commands.restart import servers
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, files_of, gguf_in
@@ -49,7 +49,7 @@ def models(command: ModelsCommand) -> int:
         return FAILED
     except KeyboardInterrupt:
         print(f"vnext {command.word}: stopped.", file=sys.stderr)
-        return FAILED
+        return INTERRUPTED
 
 
 def _pull(command: ModelsCommand, folder: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.commands.models import weights_in
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
@@ -40,7 +40,7 @@ def quantize(command: QuantizeCommand) -> int:
         return FAILED
     except KeyboardInterrupt:
         print("vnext quantize: stopped; nothing is left behind.", file=sys.stderr)
-        return FAILED
+        return INTERRUPTED
     if heard:
         print(f"calibrated: the scales of {len(squares)} weights by their inputs over {heard:,} tokens of {command.calibrate}")
     _report(model, out, losses)

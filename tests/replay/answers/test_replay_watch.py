@@ -146,6 +146,26 @@ def test_a_log_that_its_engine_has_closed_ends_the_watch_and_a_later_start_goes_
     assert main(["watch", str(one), "--wait"]) == 2 and "give --live too" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_closed_log_is_not_waited_for(tmp_path, monkeypatch, is_planted):
+    """Planted: a watch that does not see the frame with which an engine closes its log, and so would follow it for ever."""
+    if is_planted:
+        monkeypatch.setattr("vnext.log.codec.is_closing", lambda frame: False)
+    tail, polls = Tail(record(tmp_path / "log", arrivals=20)), count()
+    watcher = Watcher(tail.log)
+
+    def sleep(seconds: float) -> None:
+        if next(polls) == SOON_STEPS:
+            raise TimeoutError
+
+    try:
+        follow(tail, watcher, 60, False, lambda *_: True, sleep=sleep)
+    except TimeoutError:
+        assert is_planted and not watcher.closed and watcher.alarm is None
+    else:
+        assert not is_planted and watcher.closed and next(polls) == 0
+
+
 def test_a_log_whose_engine_was_killed_says_that_nobody_has_it_open(tmp_path, capsys, monkeypatch):
     """Without requests no step hangs, so there is no alarm. With --live a later start's log ends the watch."""
     logs = tmp_path / "logs"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given
@@ -33,15 +33,19 @@ def measure(given: Given) -> Result:
     counts, sizes = numbers_of(values["ranks"], "--ranks", 2, RANKS_MAX), numbers_of(values["sizes"], "--sizes", 1, 2**20)
     device = device_of(values["bench_device"], max(counts))
     runs, notes, figures = list[dict[str, float]](), [], dict[str, float]()
-    for count in counts:
-        found = [line(count, each) for each in timed(count, device, sorted(set(sizes)), values["rounds"])]
-        figures[f"switch_kib_{count}"] = switch_kib(found)
-        figures |= {f"{name}_us_{count}_{run['kib']}": run[name] for run in found for name in FORMS if name in run}
-        notes.append(f"{count} ranks: {winners(found)}")
-        runs += found
+    with until_cut(runs) as cut:
+        for count in progress("numbers of ranks", counts):
+            found = [line(count, each) for each in timed(count, device, sorted(set(sizes)), values["rounds"])]
+            figures[f"switch_kib_{count}"] = switch_kib(found)
+            figures |= {f"{name}_us_{count}_{run['kib']}": run[name] for run in found for name in FORMS if name in run}
+            notes.append(f"{count} ranks: {winners(found)}")
+            runs += found
     shown = "\n".join([runs_table(COLUMNS, runs), *(f"note: {note}" for note in notes)])
     asked = {"device": device, "rounds": values["rounds"], "dtype": "bfloat16"}
-    return Result(figures=figures, workload=asked, runs=tuple(runs), notes=tuple(notes), shown=shown)
+    return Result(
+        figures=figures, workload=asked, runs=tuple(runs), notes=tuple(notes), shown=shown, is_cut=cut.is_cut,
+        failure=cut.failure(len(notes), len(counts), "numbers of ranks"),
+    )  # fmt: skip
 
 
 def device_of(asked: str, ranks: int) -> str:

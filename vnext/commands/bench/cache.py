@@ -17,7 +17,7 @@ import numpy as np
 from vnext.api.llm import LLM
 from vnext.commands.bench.engine_runs import WARM_UP_PROMPT, timed, token_counts, warm_up
 from vnext.commands.bench.figures import rates
-from vnext.commands.bench.report import Result, progress, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.workload import Workload, numbers_of, params, prompts
 from vnext.options.parser import Given
 from vnext.options.reader import engine_of
@@ -58,20 +58,26 @@ def measure(given: Given) -> Result:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="vnext-bench-") as folder:
         engine = msgspec.structs.replace(engine_of(given), log="shape", log_dir=folder)
-        on, log_dir = ran(engine, True, shares, workload)
-        counted = reads_of(Path(log_dir), 1 + workload.prompt_count)
-        off, _ = ran(msgspec.structs.replace(engine, log="off"), False, shares, workload)
-    runs = [row(*each) for each in zip(shares, on, off, counted)]
-    figures = {f"{name}_{run['share']}": run[name] for run in runs for name in ("gain", "hit_share", "saved")}
+        on, off = list[Ran](), list[Ran]()
+        with until_cut(on) as cut:
+            ran(engine, True, shares, workload, on)
+            ran(msgspec.structs.replace(engine, log="off"), False, shares, workload, off)
+        counted = reads_of(next(Path(folder).glob("*/")), 1 + workload.prompt_count)
+    runs = [row(*each) for each in zip(shares, on, [*off, *[None] * (len(on) - len(off))], counted)]
+    figures = {f"{name}_{run['share']}": run[name] for run in runs for name in ("gain", "hit_share", "saved") if name in run}
     asked = msgspec.to_builtins(workload) | {"hit_rates": shares}
-    return Result(figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs))
+    return Result(
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
+        failure=cut.failure(len(on) + len(off), 2 * len(shares), "batches"),
+    )  # fmt: skip
 
 
-def ran(engine: EngineSettings, is_on: bool, shares: list[int], workload: Workload) -> tuple[list[Ran], str]:
-    """A batch for each share on one new engine, and the folder of its log."""
+def ran(engine: EngineSettings, is_on: bool, shares: list[int], workload: Workload, found: list[Ran]) -> None:
+    """Add what a batch for each share on one new engine `found`."""
     with LLM(**msgspec.structs.asdict(engine) | {"enable_prefix_caching": is_on}) as llm:
         warm_up(llm)
-        return [batch_ran(llm, share, workload) for share in progress("batches", shares)], llm.log_dir
+        for share in progress("batches", shares):
+            found.append(batch_ran(llm, share, workload))
 
 
 def batch_ran(llm: LLM, share: int, workload: Workload) -> Ran:
@@ -86,11 +92,11 @@ def batch_ran(llm: LLM, share: int, workload: Workload) -> Ran:
     return Ran(rates(len(answers), read, written, elapsed_s)["total_tokens_per_s"], round(100 * hits / read, 1))
 
 
-def row(share: int, on: Ran, off: Ran, reads: Reads) -> dict[str, float]:
-    return {
-        "share": share, "hit_share": on.hit_share, "on": on.tokens_per_s, "off": off.tokens_per_s,
-        "gain": round(on.tokens_per_s / off.tokens_per_s, 3), "flat": reads.flat, "cascade": reads.cascade,
-        "saved": round(100 * (1 - reads.cascade / reads.flat), 1),
+def row(share: int, on: Ran, off: Ran | None, reads: Reads) -> dict[str, float]:
+    """A line of the table. `off`: None if it was not measured."""
+    gained = {} if off is None else {"off": off.tokens_per_s, "gain": round(on.tokens_per_s / off.tokens_per_s, 3)}
+    return {"share": share, "hit_share": on.hit_share, "on": on.tokens_per_s} | gained | {
+        "flat": reads.flat, "cascade": reads.cascade, "saved": round(100 * (1 - reads.cascade / reads.flat), 1),
     }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from vnext.commands.bench.running import run
     except KeyboardInterrupt:
+        print("vnext-bench: interrupted, nothing was measured", file=sys.stderr)
         return INTERRUPTED
     return run(given, argv)
 

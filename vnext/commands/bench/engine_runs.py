@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -16,18 +17,19 @@ import numpy as np
 from vnext.api.generated import Generated
 from vnext.api.llm import LLM
 from vnext.commands.bench.figures import rates, spread_ms
-from vnext.commands.bench.report import progress
+from vnext.commands.bench.report import progress, until_cut
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.runtime.protocol.settings import EngineSettings
 
 WARM_UP_PROMPT = [1] * 8
 WARM_UP_TOKENS = 8
+Found = TypeVar("Found")
 
 
 def with_engine(
-    engine: EngineSettings, measure: Callable[[LLM, Workload], dict[str, float]], workload: Workload
-) -> dict[str, float]:
+    engine: EngineSettings, measure: Callable[[LLM, Workload], Found], workload: Workload
+) -> Found:
     """Start an engine, measure, and end it. Raises StartFailed."""
     with LLM(**msgspec.structs.asdict(engine)) as llm:
         return measure(llm, workload)
@@ -41,31 +43,39 @@ def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
     return rates(len(answers), *token_counts(answers), elapsed_s)
 
 
-def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, float]:
+def measure_latency(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, float], str]:
     """Send one batch repeatedly and measure the time until its last answer, beside the bound that memory sets. Each repeat has
-    different prompts."""
-    batches = prompts_of_repeats(llm, workload, repeats)
-    warm_up(llm)
-    elapsed_s = [timed(llm, batch, params(workload))[0] for batch in progress("batches", batches)]
+    different prompts. The figures, and why they are not of all repeats."""
+    elapsed_s: list[float] = []
+    with until_cut(elapsed_s) as cut:
+        batches = prompts_of_repeats(llm, workload, repeats)
+        warm_up(llm)
+        for batch in progress("batches", batches):
+            elapsed_s.append(timed(llm, batch, params(workload))[0])
     tokens = workload.prompt_count * workload.output_length
     per_token_s = [each / workload.output_length for each in elapsed_s]
-    figures: dict[str, float] = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
+    figures: dict[str, float] = {"repeats": len(elapsed_s), "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
     figures |= spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
-    return figures | memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
+    figures |= memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
+    return figures, cut.failure(len(elapsed_s), repeats, "batches")
 
 
-def measure_startup(engine: EngineSettings, repeats: int) -> dict[str, float]:
+def measure_startup(engine: EngineSettings, repeats: int) -> tuple[dict[str, float], str]:
     """Start an engine of these options so often, each in processes of its own. The first start may read the model from the disk:
-    it counts apart."""
-    ready_s, token_s = [], []
-    for _ in progress("starts", range(repeats)):
-        begin_s = time.perf_counter()
-        with LLM(**msgspec.structs.asdict(engine)) as llm:
-            ready_s.append(time.perf_counter() - begin_s)
-            warm_up(llm, tokens=1)
-            token_s.append(time.perf_counter() - begin_s)
-    figures: dict[str, float] = {"starts": repeats, "first_start_ms": round(1e3 * token_s[0], 3)}
-    return figures | spread_ms(ready_s, "ready") | spread_ms(token_s, "first_token")
+    it counts apart. The figures, and why they are not of all starts."""
+    ready_s: list[float] = []
+    token_s: list[float] = []
+    with until_cut(token_s) as cut:
+        for _ in progress("starts", range(repeats)):
+            begin_s = time.perf_counter()
+            with LLM(**msgspec.structs.asdict(engine)) as llm:
+                up_s = time.perf_counter() - begin_s
+                warm_up(llm, tokens=1)
+                token_s.append(time.perf_counter() - begin_s)
+                ready_s.append(up_s)
+    figures: dict[str, float] = {"starts": len(ready_s), "first_start_ms": round(1e3 * token_s[0], 3)}
+    figures |= spread_ms(ready_s, "ready") | spread_ms(token_s, "first_token")
+    return figures, cut.failure(len(ready_s), repeats, "starts")
 
 
 def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vnext.api.llm import LLM
 from vnext.commands.bench.engine_runs import timed, warm_up
-from vnext.commands.bench.report import Result, progress, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.commands.bench.workload import Workload, numbers_of, params, prompts
 from vnext.options.parser import Given
@@ -51,25 +51,35 @@ def measure(given: Given) -> Result:
     engine = engine_of(given)
     if engine.max_num_seqs < max(batches):
         raise SettingsError(f"--batches has {max(batches)}, and --max-num-seqs is {engine.max_num_seqs}: give larger or fewer.")
-    alone, ahead = (turns(engine, is_ahead, batches, workload) for is_ahead in (False, True))
+    alone, ahead = list[Turns](), list[Turns]()
+    with until_cut(ahead) as cut:
+        for is_ahead, found in ((False, alone), (True, ahead)):
+            turns(engine, is_ahead, batches, workload, found)
     runs = [row(*each) for each in zip(batches, alone, ahead)]
     figures = {f"{name}_{run['batch']}": run[name] for run in runs for name in ("hidden_share", "control_us", "exposed_us")}
     asked = msgspec.to_builtins(workload) | {"batches": batches}
-    return Result(figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs))
+    return Result(
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
+        failure=cut.failure(len(runs), len(batches), "batches"),
+    )  # fmt: skip
 
 
-def turns(engine: EngineSettings, is_ahead: bool, batches: list[int], workload: Workload) -> list[Turns]:
-    """Of each batch, on one new engine."""
+def turns(engine: EngineSettings, is_ahead: bool, batches: list[int], workload: Workload, found: list[Turns]) -> None:
+    """Add what each batch on one new engine `found`; of those that had ended, if Ctrl-C comes."""
     with tempfile.TemporaryDirectory(prefix="vnext-bench-") as folder:
         own = {"log": "shape", "log_dir": folder, "async_scheduling": is_ahead}
-        with LLM(**msgspec.structs.asdict(engine) | own) as llm:
-            warm_up(llm)
-            for batch in progress("batches", batches):
-                asked = msgspec.structs.replace(workload, prompt_count=batch, seed=101 * workload.seed + batch)
-                timed(llm, prompts(asked, llm.tokenizer), params(asked))
-            log = Path(llm.log_dir)
-        seen = recorded(open_log(log))
-    return [turns_of(seen.features, seen.step_us, seen.ends_us, batch) for batch in batches]
+        ended: list[int] = []
+        try:
+            with LLM(**msgspec.structs.asdict(engine) | own) as llm:
+                warm_up(llm)
+                for batch in progress("batches", batches):
+                    asked = msgspec.structs.replace(workload, prompt_count=batch, seed=101 * workload.seed + batch)
+                    timed(llm, prompts(asked, llm.tokenizer), params(asked))
+                    ended.append(batch)
+        finally:
+            if ended:
+                seen = recorded(open_log(next(Path(folder).glob("*/"))))
+                found += [turns_of(seen.features, seen.step_us, seen.ends_us, batch) for batch in ended]
 
 
 def turns_of(features: np.ndarray, busy_us: np.ndarray, ends_us: np.ndarray, batch: int) -> Turns:

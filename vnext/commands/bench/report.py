@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,29 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def progress(what: str, each: Iterable[Each] | None = None, total: int | None = None) -> tqdm[Each]:
     """A bar that goes when it is done, in a terminal alone."""
     return tqdm(each, desc=what, total=total, disable=None, leave=False, dynamic_ncols=True)
+
+
+class Cut(msgspec.Struct):
+    """Whether Ctrl-C ended a measurement early. Mutable."""
+
+    is_cut: bool = False
+
+    def failure(self, ended: int, asked: int, what: str) -> str:
+        """Of so many that were `asked` for, 0 where nobody knows how many; "" where all had ended."""
+        of = f" of {asked}" if asked else ""
+        return f"interrupted: {ended}{of} {what} had ended, and the figures are of these" if self.is_cut else ""
+
+
+@contextmanager
+def until_cut(found: Sized) -> Iterator[Cut]:
+    """Ctrl-C ends the block alone, if the block has `found` something until then; else it is raised on."""
+    cut = Cut()
+    try:
+        yield cut
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        cut.is_cut = True
 
 
 def make_report(*, name: str, command: str, before: tuple[Machine, float], after: Machine, result: Result) -> Report:

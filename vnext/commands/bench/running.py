@@ -148,13 +148,15 @@ def latency(given: Given) -> Result:
     """Measure the latency of a new engine."""
     runs, workload = engine_runs(), workload_of(given.values)
     measure = partial(runs.measure_latency, repeats=given.values["repeats"])
-    return Result(figures=runs.with_engine(engine_of(given), measure, workload), workload=plain(workload))
+    figures, cut = runs.with_engine(engine_of(given), measure, workload)
+    return Result(figures=figures, workload=plain(workload), failure=cut, is_cut=bool(cut))
 
 
 def startup(given: Given) -> Result:
     """Start an engine again and again, each time up to its first token."""
     repeats = given.values["repeats"]
-    return Result(figures=engine_runs().measure_startup(engine_of(given), repeats), workload={"repeats": repeats})
+    figures, cut = engine_runs().measure_startup(engine_of(given), repeats)
+    return Result(figures=figures, workload={"repeats": repeats}, failure=cut, is_cut=bool(cut))
 
 
 def engine_runs() -> ModuleType:

@@ -67,16 +67,20 @@ def process() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argparse itself exits with 2 on wrong arguments."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parser(next(iter(given), "")).parse_args(given)
+    try:
+        return _answered(parser(next(iter(given), "")).parse_args(given))
+    except KeyboardInterrupt:
+        terminal(stderr=True).print("vnext-replay: interrupted")
+        return INTERRUPTED
+
+
+def _answered(arguments: argparse.Namespace) -> int:
     try:
         code = arguments.run(arguments, terminal())
         return code or (SAME if arguments.ended.is_sound else DIFFERENT)
     except UnusableLog as error:
         terminal(stderr=True).print(f"vnext-replay: {error}", soft_wrap=True)
         return _refused(arguments)
-    except KeyboardInterrupt:
-        terminal(stderr=True).print("vnext-replay: interrupted")
-        return INTERRUPTED
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise

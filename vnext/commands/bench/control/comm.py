@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from vnext.commands.bench.control.steady import STEPS_MAX, VOCABULARY, committed, planned, steady_decode
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given
 from vnext.runtime.batch.batch import PersistentBatch
@@ -61,12 +61,17 @@ _decode = msgspec.msgpack.Decoder(list[Whole]).decode
 
 def measure(given: Given) -> Result:
     """Both forms at each batch. Raises SettingsError."""
-    rounds, runs = min(given.values["rounds"], ROUNDS_MAX), []
-    for count in batches_of(given.values["batches"]):
-        state = steady_decode(count)
-        runs += [measured(form(state), count, rounds) for form in (incremental, full)]
+    rounds, batches = min(given.values["rounds"], ROUNDS_MAX), batches_of(given.values["batches"])
+    runs: list[dict[str, Any]] = []
+    with until_cut(runs) as cut:
+        for count in progress("batches", batches):
+            state = steady_decode(count)
+            runs += [measured(form(state), count, rounds) for form in FORMS]
     figures = {f"{name}_{run['form']}_{run['batch']}": run[name] for run in runs for name in ("bytes", "total_us")}
-    return Result(figures=figures, workload={"rounds": rounds}, runs=tuple(runs), shown=runs_table(COLUMNS, runs))
+    return Result(
+        figures=figures, workload={"rounds": rounds}, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
+        failure=cut.failure(len(runs) // len(FORMS), len(batches), "batches"),
+    )  # fmt: skip
 
 
 def batches_of(text: str) -> list[int]:
@@ -108,6 +113,9 @@ def incremental(state: State) -> Form:
 def full(state: State) -> Form:
     """Everything about every request, every step."""
     return Form("full", lambda: state, whole_message, _decode, lambda found: arrays_of(found, state.config.block_size))
+
+
+FORMS = (incremental, full)
 
 
 def measured(form: Form, count: int, rounds: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vnext.commands.bench.control.comm import ROUNDS_MAX, batches_of
 from vnext.commands.bench.control.steady import committed, planned, steady_decode
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.transport.ring.broadcast import encode_events
@@ -33,10 +33,17 @@ def measure(given: Given) -> Result:
     if step_us <= 0 or price < 0:
         raise SettingsError("--step-ms and --gpu-price are what a step and a GPU take: write numbers above 0.")
     rounds = min(given.values["rounds"], ROUNDS_MAX)
-    runs = [costs(count, *core_us(count, rounds), step_us, price) for count in batches_of(given.values["batches"])]
+    runs: list[dict[str, Any]] = []
+    batches = batches_of(given.values["batches"])
+    with until_cut(runs) as cut:
+        for count in progress("batches", batches):
+            runs.append(costs(count, *core_us(count, rounds), step_us, price))
     figures = {f"{name}_{run['batch']}": run[name] for run in runs for name in ("schedule_us", "broadcast_us", "idle_share_ahead")}
     asked = {"step_ms": given.values["step_ms"], "gpu_price": price, "rounds": rounds}
-    return Result(figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs))
+    return Result(
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
+        failure=cut.failure(len(runs), len(batches), "batches"),
+    )  # fmt: skip
 
 
 def core_us(count: int, rounds: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from vnext.commands.bench.control.steady import committed, started
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline, poisson
-from vnext.commands.bench.report import Result, progress, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.serve import lost_notes
 from vnext.commands.bench.sweep import COLUMNS, doubled, knee, loads_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
@@ -68,15 +68,20 @@ def measure(given: Given) -> Result:
     values = given.values
     clock, goodput = clock_of(given), wanted_of("", "50", values["goodput"]).goodput
     runs: list[dict[str, float]] = []
-    for rate in progress("loads", loads_of(values["rates"]) or doubled(runs, bool(goodput))):
-        asked = Asked(count=values["num_prompts"], rate=rate, input=values["input_len"], output=values["output_len"],
-                      shared=values["shared_len"], seed=values["workload_seed"])  # fmt: skip
-        runs.append(run_of(asked, clock, given, goodput))
+    listed = loads_of(values["rates"])
+    with until_cut(runs) as cut:
+        for rate in progress("loads", listed or doubled(runs, bool(goodput))):
+            asked = Asked(count=values["num_prompts"], rate=rate, input=values["input_len"], output=values["output_len"],
+                          shared=values["shared_len"], seed=values["workload_seed"])  # fmt: skip
+            runs.append(run_of(asked, clock, given, goodput))
     best = runs[knee(runs, bool(goodput))]
     columns = COLUMNS | {"price": "$/1M tokens"}
     shown = "\n".join([runs_table(columns, runs, best), *(f"note: {note}" for note in clock.notes)])
     figures = {"knee_request_rate": best["load"]} | {key: value for key, value in best.items() if key != "load"}
-    return Result(figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=clock.notes)
+    return Result(
+        figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=clock.notes, is_cut=cut.is_cut,
+        failure=cut.failure(len(runs), len(listed), "loads"),
+    )  # fmt: skip
 
 
 def clock_of(given: Given) -> Clock:

@@ -17,7 +17,7 @@ from vnext.commands.bench.bounds import Bound, UnknownFigure, bounds_of, broken,
 from vnext.commands.bench.control.roofline import FREE_SHARE, Device, Form, Roofline, device_named, form_of
 from vnext.commands.bench.control.simulate import BLOCK_SIZE, Asked, Clock, config_of, simulated
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.report import Result, runs_table
+from vnext.commands.bench.report import Result, progress, runs_table, until_cut
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.commands.bench.vllm_figures import concurrent_max
 from vnext.commands.bench.workload import numbers_of
@@ -62,17 +62,24 @@ def measure(given: Given) -> Result:
     if not rooms:
         size = f"{form.weight_bytes / 1e9:.0f} GB of weights"
         raise SettingsError(f"{size} do not fit on {max(shared)} x {values['bench_device']}: give more --gpus-each.")
-    sized = [(room, fewest(load, room)) for room in rooms]
-    runs = [line(room, found, values["gpu_price"]) for room, found in sized if found is not None]
+    runs, tried = list[dict[str, float]](), list[Roofline]()
+    with until_cut(runs) as cut:
+        for room in progress("numbers of GPUs", rooms):
+            if (found := fewest(load, room)) is not None:
+                runs.append(line(room, found, values["gpu_price"]))
+            tried.append(room)
     if not runs:
         raise SettingsError(f"--slo {values['slo']} holds with no number of replicas up to {REPLICAS_MAX}: {why_not(load, rooms)}")
     best = min(runs, key=lambda run: (run["gpus"], run["replicas"]))
-    memory = [memory_line(form, device, room) for room in rooms]
+    memory = [memory_line(form, device, room) for room in tried]
     serve = f"-tp {best['gpus_each']} --max-num-seqs {best['max_num_seqs']}"
     answer = f"{best['gpus']} x {values['bench_device']}: {best['replicas']} times vnext serve MODEL {serve}"
     note = "steps by a roofline: nothing was run"
     shown = "\n".join([answer, "", runs_table(COLUMNS, runs, best, "fewest"), "", runs_table(MEMORY, memory), f"note: {note}"])
-    return Result(figures=best, workload=dict(values), runs=tuple(runs), shown=shown, notes=(answer, note))
+    failure = cut.failure(len(tried), len(rooms), "numbers of GPUs")
+    return Result(
+        figures=best, workload=dict(values), runs=tuple(runs), shown=shown, notes=(answer, note), is_cut=cut.is_cut, failure=failure
+    )
 
 
 def load_of(given: Given) -> Load:
