@@ -15,13 +15,14 @@ from typing import NamedTuple, cast
 import numpy as np
 import transformers
 from PIL import Image
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from transformers.models.auto import processing_auto
+from transformers import BaseImageProcessor, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.models.auto import image_processing_auto, processing_auto
 
 from vnext.base.installed import first_line
 from vnext.media.pictures import MediaError
 from vnext.media.pixels import check_ratio
 from vnext.media.seen import Part, Seen
+from vnext.media.transforms import module_of
 
 FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -101,10 +102,10 @@ class TheirForm:
 
 def _processor_in(folder: Path) -> ProcessorMixin:
     """The processor of the model in a folder, but not its part for videos."""
-    names = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
-    kind = getattr(transformers, names[json.loads((folder / "config.json").read_text())["model_type"]])
+    model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
+    kind = getattr(transformers, vars(processing_auto)["PROCESSOR_MAPPING_NAMES"][model_type])
     parts = {
-        "image_processor": transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True),
+        "image_processor": _image_processor_in(folder, model_type),
         "tokenizer": transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True),
     }
     own = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
@@ -113,3 +114,13 @@ def _processor_in(folder: Path) -> ProcessorMixin:
     found: ProcessorMixin = cast(type[ProcessorMixin], own).from_args_and_dict(given, settings)
     found.tokenizer = Heard(found.tokenizer)
     return found
+
+
+def _image_processor_in(folder: Path, model_type: str) -> BaseImageProcessor:
+    """By Pillow, whatever is installed beside it; by torch where transformers has none by Pillow."""
+    names = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"].get(model_type)
+    if names is None or "pil" in names:
+        found: BaseImageProcessor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+        return found
+    own: type[BaseImageProcessor] = vars(module_of(model_type))[names["torchvision"]]
+    return own.from_pretrained(folder, local_files_only=True)

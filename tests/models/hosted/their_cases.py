@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from vnext.media.transforms import module_of
 
 SIDE, PATCH, VECTOR, VOCABULARY = 32, 4, 90, 97
 TEXT: dict[str, Any] = dict(
@@ -22,6 +25,7 @@ VISION: dict[str, Any] = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, image_size=SIDE, patch_size=PATCH,
     initializer_range=0.15,
 )  # fmt: skip
+NAVIT = {key: value for key, value in VISION.items() if key != "image_size"}
 SQUARE = {"height": SIDE, "width": SIDE}
 CLIP, SIGLIP = VISION | {"model_type": "clip_vision_model"}, VISION | {"model_type": "siglip_vision_model"}
 
@@ -109,6 +113,30 @@ CASES = {
         "DeepseekVL", TEXT | {"model_type": "llama"}, {"vision_config": SIGLIP}, ("<image_placeholder>",), {"image_token": "<image_placeholder>"},
         {"num_image_tokens": 64}, ("DeepseekVLImageProcessorPil", {"size": SQUARE, "min_size": 4}),
     ),
+    "lfm2_vl": Case(
+        "Lfm2Vl", TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        {"vision_config": NAVIT | {"model_type": "siglip2_vision_model", "num_patches": 64}, "projector_hidden_size": 40},
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>", "<|img_row_1_col_2|>", "<|img_row_2_col_1|>"),
+        {"image_token": "<image>"}, {},
+        ("Lfm2VlImageProcessor", {
+            "encoder_patch_size": PATCH, "tile_size": SIDE, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 2}),
+    ),
+    "cohere2_vision": Case(
+        "Cohere2Vision", TEXT | {"model_type": "cohere2", "sliding_window": 32},
+        {"vision_config": SIGLIP, "downsample_factor": 2, "alignment_intermediate_size": 64}, ("<image>", "<boi>", "<eoi>", "<line>"),
+        {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>", "img_line_break_token": "<line>"}, {},
+        ("Cohere2VisionImageProcessor", {"size": SQUARE, "patch_size": PATCH, "max_patches": 4}),
+    ),
+    "kimi_k25": Case(
+        "Kimi_K25",
+        TEXT | {
+            "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+            "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        {"vision_config": NAVIT | {"pos_emb_height": 8, "pos_emb_width": 8}, "projection_hidden_size": 64},
+        ("<image>",), {"image_token": "<image>"}, {},
+        ("Kimi_K25ImageProcessor", {"patch_size": PATCH, "max_patches": 64}),
+    ),
 }  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<bos> {{ message.role }} "
@@ -129,9 +157,13 @@ def save(path: Path, key: str) -> torch.nn.Module:
         if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
     model.save_pretrained(path)
+    file = path / "model.safetensors"
+    own = {name.replace("language_model.model.blocks.", "language_model.model.layers."): each for name, each in load_file(file).items()}
+    save_file(own, file, {"format": "pt"})  # transformers saves Kimi K2.5 under names that no checkpoint has
     save_words(path, case)
     name, settings = case.images
-    getattr(transformers, name)(**settings).save_pretrained(path)
+    source: Any = transformers if name.endswith("Pil") else module_of(config.model_type)
+    getattr(source, name)(**settings).save_pretrained(path)
     (path / "processor_config.json").write_text(json.dumps(case.processor))
     return model
 
