@@ -81,7 +81,7 @@ def on_rank(path: Path, parallel: Parallel) -> torch.Tensor:
     return prompt_logits(load_model(path, parallel=parallel), [143, 157])
 
 
-@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron", "bloom", "codegen"])
+@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron", "bloom", "codegen", "doge", "falcon rw"])
 @torch.inference_mode()
 def test_bits_in_bfloat16(saved: Path, name: str) -> None:
     save_hosted(saved / f"{name}-16", name)
@@ -94,9 +94,9 @@ def test_bits_in_bfloat16(saved: Path, name: str) -> None:
 NOT_SERVED = ", which --model-impl transformers does not serve"
 REFUSED = {
     "cpmant": "CpmAntForCausalLM attends by code of its own, not by the interface of transformers",
-    "falcon": "Falcon rounds its bias of distances (alibi) to bfloat16",
-    "diffllama": "model.layers.0.self_attn (DiffLlamaAttention) attends twice in a step",
-    "doge": "model.layers.0.self_attn (DogeAttention) attends by a mask of its own",
+    "falcon": "Falcon shares keys among heads that have biases of their own (alibi)",
+    "doge": "Doge chooses experts by the scores of other tokens (is_moe)",
+    "hrm_text": "HrmTextForCausalLM reads a prompt in both directions (prefix_lm)",
     "gpt_oss": "model.layers.0.self_attn (GptOssAttention) attends with s_aux",
     "deepseek_v3": "model.layers.0.self_attn (DeepseekV3Attention) has queries, keys and values of unlike heads and sizes [128, 192], "
     "[128, 192] and [128, 128]",
@@ -114,8 +114,13 @@ def raw_config(name: str, **members: object) -> dict[str, Any]:
 def test_what_is_refused(name: str) -> None:
     """From the configuration alone."""
     with pytest.raises(ModelError) as error:
-        parse_config(raw_config(name) | {IMPLEMENTATION: "transformers", "alibi": True}, {})
+        parse_config(raw_config(name) | {IMPLEMENTATION: "transformers", "alibi": True, "is_moe": True}, {})
     assert str(error.value) == REFUSED[name] + NOT_SERVED
+
+
+def test_tensors_that_are_cut_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"^HrmTextForCausalLM cuts model.L_module.layers.0.attn.gqkv_proj.weight of a checkpoint into"):
+        parse_config(raw_config("hrm_text", prefix_lm=False) | {IMPLEMENTATION: "transformers"}, {})
 
 
 def test_operations_that_depend_on_the_batch_are_refused() -> None:

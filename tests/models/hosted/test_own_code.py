@@ -43,5 +43,5 @@ def test_an_8_bit_cache_is_refused(tmp_path: Path) -> None:
     """Its digits would round positions."""
     save_hosted(tmp_path, "mpt")
     config = load_model(tmp_path).config
-    with pytest.raises(ModelError, match=r"^--kv-cache-dtype int8 is not for keys that hold their positions \(ALiBi\): leave it out$"):
+    with pytest.raises(ModelError, match=r"^--kv-cache-dtype int8 is not for keys that hold what they add to scores \(ALiBi, Doge\): leave it out$"):
         make_kv_cache(config, 4, 16, torch.int8, "cpu", alone())

@@ -91,7 +91,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Hosted(msgspec.Struct, frozen=True, kw_only=True):
     """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can.
-    `is_biased`: keys hold their positions, in full."""
+    `is_biased`: keys hold what they add to scores, in full."""
 
     settings: str
     whole: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -18,9 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from vnext.models.errors import ModelError
 from vnext.models.hosted.looking import Seen, audit, look
 from vnext.models.hosted.modules import Product, Run, StandIn
-from vnext.models.hosted.own_code import has_slopes
+from vnext.models.hosted.own_code import NOT_SERVED
 from vnext.models.hosted.skeleton import (
-    NOT_SERVED,
     is_product,
     make_model,
     named,
@@ -69,12 +69,12 @@ class Weight(NamedTuple):
 
 
 class Description(NamedTuple):
-    """`attention`: each attention module's call, in their order. `width`: of the last layer's states. `whole`: why ranks cannot
-    share the model, "" where they can; `shared` is what all sizes that they share are multiples of. `members`: what transformers
-    reads of config.json. `activation`: that of the experts. `is_replaced`: functions of torch give way to ours in steps.
-    `is_biased`: keys hold their positions."""
+    """`attention`: the calls of attention in their order, each with its module's name. `width`: of the last layer's states.
+    `whole`: why ranks cannot share the model, "" where they can; `shared` is what all sizes that they share are multiples of.
+    `members`: what transformers reads of config.json. `activation`: that of the experts. `is_replaced`: functions of torch give way
+    to ours in steps."""
 
-    attention: Mapping[str, Seen]
+    attention: tuple[tuple[str, Seen], ...]
     width: int
     vocab_size: int
     weights: tuple[Weight, ...]
@@ -86,7 +86,6 @@ class Description(NamedTuple):
     members: tuple[str, ...]
     activation: str
     is_replaced: bool
-    is_biased: bool
 
 
 @lru_cache(maxsize=4)
@@ -110,13 +109,12 @@ def describe(settings: str) -> Description:
         weights=weights,
         layouts=layouts,
         is_tied=bool(getattr(model.config, "tie_word_embeddings", False)),
-        whole=whole_reason(weights, tuple(seen)),
+        whole=whole_reason(weights, tuple(name for name, _ in seen)),
         shared=shared,
         position_count_max=position_count(model),
         members=tuple(type(model.config)().to_dict()),
         activation=next(iter(activations), "silu"),
         is_replaced=audit(model),
-        is_biased=has_slopes(model),
     )
 
 
@@ -141,6 +139,8 @@ def list_weights(model: PreTrainedModel, names: Mapping[str, tuple[str, ...]]) -
             name, theirs = (_only(names[f"{path}.{each}"], named(module, path)) if each else "" for each in (key, bias))
             style = style_of(model, path) if kind is Kind.PRODUCT else ""
             found.append(Weight(kind, path, key, name, theirs, style))
+    if shared := [name for name, count in Counter(each.name for each in found).items() if count > 1]:
+        raise ModelError(f"{type(model).__name__} cuts {shared[0]} of a checkpoint into parts, {NOT_SERVED}")
     return tuple(found)
 
 

@@ -23,8 +23,8 @@ from vnext.models.config.rope_config import ASKED_LENGTH, Rope
 from vnext.models.errors import ModelError
 from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module
 from vnext.models.hosted.modules import Experts, Head, Product, Replaced, Run, embedding, router, table
+from vnext.models.hosted.own_code import NOT_SERVED
 from vnext.models.hosted.skeleton import (
-    NOT_SERVED,
     base_of,
     call_base,
     make_buffers,
@@ -85,7 +85,7 @@ class HostedModel:
     @contextmanager
     def _of(self, positions: torch.Tensor, steps: Sequence[Step], kv: KvCache, parallel: Parallel) -> Iterator[None]:
         run = self._run
-        run.steps, run.kv, run.parallel, run.positions = steps, kv, parallel, positions
+        run.steps, run.kv, run.parallel, run.positions, run.turns = steps, kv, parallel, positions, {}
         try:
             yield
         finally:
@@ -157,9 +157,9 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     found = describe(settings)
     for key in found.members:
         raw.get(key)
-    calls = list(found.attention.values())
+    calls = [call for _, call in found.attention]
     first, windows = calls[0], tuple(call.window if call.window < found.position_count_max else 0 for call in calls)
-    for name, call in found.attention.items():
+    for name, call in found.attention:
         if call._replace(window=0) != first._replace(window=0):
             raise ModelError(f"{name} has other heads than the layers before it, {NOT_SERVED}")
     return ModelConfig(
@@ -182,7 +182,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         eos_token_ids=end_tokens(raw | {"vocab_size": found.vocab_size}, generation),
         windows=windows if any(windows) else (),
         activation=found.activation,
-        hosted=Hosted(settings=settings, whole=found.whole, is_biased=found.is_biased),
+        hosted=Hosted(settings=settings, whole=found.whole, is_biased=any(call.is_biased for call in calls)),
     )
 
 
@@ -224,7 +224,7 @@ def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torc
     found, run = describe(settings_of(config)), Run()
     model = make_model(settings_of(config), dtype)
     make_buffers(model, device)
-    place_attention(model, tuple(found.attention), run)
+    place_attention(model, tuple(name for name, _ in found.attention), run)
     for each, weight in zip(found.weights, params.layers):
         put(model, each, weight, run)
     routers = put_routers(model, found.weights, params.layers, dtype, device)

@@ -19,10 +19,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import Replaced
-from vnext.models.hosted.own_code import SLOPES, with_bias
+from vnext.models.hosted.own_code import NOT_SERVED, SLOPES, with_bias
 from vnext.models.hosted.skeleton import (
     LOOKED_AT,
-    NOT_SERVED,
     OWN_ATTENTION,
     attention_of,
     base_of,
@@ -38,19 +37,21 @@ FAR = 1 << 18
 """Tokens of the context in which windows are looked for."""
 HARMLESS = frozenset(
     """dropout scaling softcap sliding_window position_ids use_cache is_causal output_attentions layer_head_mask cache_position
-    output_router_logits output_hidden_states return_dict training window""".split()
+    output_router_logits output_hidden_states return_dict training window bias""".split()
 )
 """Arguments of attention that change nothing here, or that are read."""
 Attended: TypeAlias = tuple[torch.Tensor, None]
 
 
 class Seen(NamedTuple):
-    """A call of attention: heads and their size, and the tokens that each one sees (0: all)."""
+    """A call of attention: heads and their size, and the tokens that each one sees (0: all). `is_biased`: keys hold what they
+    add to scores."""
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int
+    is_biased: bool = False
 
 
 class Mask(NamedTuple):
@@ -59,10 +60,10 @@ class Mask(NamedTuple):
     sees: Callable[..., torch.Tensor]
 
 
-def look(model: PreTrainedModel) -> tuple[dict[str, Seen], int]:
-    """Each attention module's call, by its name and in their order, and the width of what comes out."""
+def look(model: PreTrainedModel) -> tuple[tuple[tuple[str, Seen], ...], int]:
+    """The calls of attention in their order, each with its module's name, and the width of what comes out."""
     names = {id(module): name for name, module in model.named_modules()}
-    seen: dict[str, Seen] = {}
+    seen: list[tuple[str, Seen]] = []
     masks: dict[int, Mask] = {}
 
     def rule(mask_function: Callable[..., torch.Tensor], q_length: int, kv_length: int, **_: object) -> torch.Tensor:
@@ -74,12 +75,11 @@ def look(model: PreTrainedModel) -> tuple[dict[str, Seen], int]:
     def note(module: nn.Module, *qkv_mask: torch.Tensor, **others: object) -> Attended:
         query, key, value, *given = qkv_mask
         mask = given[0] if given else others.pop("attention_mask", None)
-        name = named(module, names[id(module)])
-        if names[id(module)] in seen:
-            raise ModelError(f"{name} attends twice in a step, {NOT_SERVED}")
-        found = _seen(name, (query, key, value), masks.get(id(mask)), others)
-        size = found.head_dim if module.__dict__.get(SLOPES) is None else with_bias(found.head_dim)
-        seen[names[id(module)]] = found._replace(head_dim=size)
+        name = names[id(module)]
+        found = _seen(named(module, name), (query, key, value), masks.get(id(mask)), others)
+        if module.__dict__.get(SLOPES) is not None or others.get("bias") is not None:
+            found = found._replace(head_dim=with_bias(found.head_dim), is_biased=True)
+        seen.append((name, found))
         return query.transpose(1, 2).contiguous(), None
 
     kept: list[torch.Tensor] = []
@@ -91,7 +91,7 @@ def look(model: PreTrainedModel) -> tuple[dict[str, Seen], int]:
         out = call_base(base_of(model), *meta_inputs(), attention_mask=ones)
     if not seen:
         raise ModelError(f"{type(model).__name__} {OWN_ATTENTION}, {NOT_SERVED}")
-    return seen, out.shape[-1]
+    return tuple(seen), out.shape[-1]
 
 
 def _seen(name: str, qkv: tuple[torch.Tensor, ...], mask: Mask | None, others: Mapping[str, object]) -> Seen:

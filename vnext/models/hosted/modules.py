@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.hosted.own_code import SLOPES, biased
+from vnext.models.hosted.own_code import SLOPES, biased, with_terms
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Linear, Step, embed, operations, output_logits, row
 from vnext.models.layers.sharding import Parallel, alone
@@ -27,24 +27,25 @@ ANGLE_ROWS = 1024
 
 
 class Run:
-    """What a step of a model computes with: its group, each layer's step and cache, its tokens' positions. Without steps attention
-    gives its queries back, by which rows are compared."""
+    """What a step of a model computes with: its group, each layer's step and cache, its tokens' positions, how often each module
+    has attended so far. Without steps attention gives its queries back, by which rows are compared."""
 
     def __init__(self) -> None:
         self.parallel: Parallel = alone()
         self.steps: Sequence[Step] = ()
         self.kv: KvCache = ()
         self.positions = torch.zeros(0)
+        self.turns: dict[nn.Module, int] = {}
 
 
 class Place(NamedTuple):
-    """An attention module's place among the layers."""
+    """An attention module's places among the layers, one for each time that it attends in a step."""
 
     run: Run
-    layer: int
+    layers: tuple[int, ...]
 
 
-NOWHERE = Place(Run(), 0)
+NOWHERE = Place(Run(), ())
 
 
 def attend(
@@ -55,19 +56,25 @@ def attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of query [1, heads, T, D] over the cache, after key and value [1, kv_heads, T, D] are written: [1, T, heads, D]."""
+    """Attention of query [1, heads, T, D] over the cache, after key and value [1, kv_heads, T, D] are written: [1, T, heads, D].
+    `bias` among the others: [1, kv_heads, T] of all ranks, float32, what keys add to their products, before the scale."""
     place: Place = module.__dict__.get("vnext_place", NOWHERE)
-    run, layer = place
+    run, layers = place
     if not run.steps:
         return query.transpose(1, 2).contiguous(), None
-    step, cache = run.steps[layer], run.kv[layer]
+    turn = run.turns[module] = run.turns.get(module, -1) + 1
+    step, cache = run.steps[layers[turn]], run.kv[layers[turn]]
     chosen, dtype = step.operations, value.dtype
     parts = tuple(each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if (slopes := module.__dict__.get(SLOPES)) is not None:
         parts = biased(parts, slopes, scale, run.positions)
+    elif isinstance(bias := others.get("bias"), torch.Tensor):
+        count = key.shape[1]
+        first = run.parallel.rank * count if count < bias.shape[1] else 0
+        parts = with_terms(parts, bias[0, first : first + count].T)
     qkv = torch.cat(parts, 1).flatten(1)
     written = chosen.rotary_kv_write(qkv, RotaryWrite(None, None, 1.0, None, None, *cache, step.slots))
     seen = chosen.paged_attention(written, AttentionCall(*cache, step.metadata, scale, step.window, softcap or 0.0))

@@ -6,13 +6,14 @@ distance of a key (ALiBi) is part of the keys: the score of a query q and a key 
     scale * (q . k + slope / scale * p)        softmax subtracts what is the query's position alone
 
 so that queries have the slope, and keys their position, in elements behind their own. A position is two digits of base 256 and a
-slope two summands, which are exact in bfloat16.
+slope two summands, which are exact in bfloat16. What else a key adds to its products is two summands in elements behind its own,
+where queries have ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -21,6 +22,7 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor as build_falcon_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from vnext.models.errors import ModelError
@@ -32,6 +34,7 @@ SLOPES = "vnext_slopes"
 """The name of a module's slopes [heads], None without a bias."""
 DIGIT = 256
 POSITIONS_MAX = DIGIT * DIGIT
+NOT_SERVED = "which --model-impl transformers does not serve"
 MULTIPLE = 32
 """Of the elements of a head, which kernels read together."""
 
@@ -56,15 +59,20 @@ class Theirs(Protocol):
     v_proj: nn.Module
     dense: nn.Module
     out_proj: nn.Module
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
+    dt_proj: nn.Module
+    A: torch.Tensor
 
 
 class OwnCode(NamedTuple):
     """`modules`: what attends, by its class: the method that is replaced, and by what. `slopes`: of the heads' bias, for a model's
-    base, and `maker` the name of its method that makes one for all keys of a step."""
+    base. `instead`: what a base has in the place of what makes a bias for all keys of a step."""
 
     modules: Mapping[str, tuple[str, Callable[..., object]]]
     slopes: Callable[[Theirs], torch.Tensor] | None = None
-    maker: str = ""
+    instead: Mapping[str, object] = MappingProxyType({})
 
 
 def inner(attend: Attend, module: Theirs, query: torch.Tensor, key: torch.Tensor, *value_mask: torch.Tensor) -> Found:
@@ -107,18 +115,52 @@ def xglm(attend: Attend, module: Theirs, x: torch.Tensor, *, attention_mask: obj
 
 
 def falcon(
-    attend: Attend, module: Theirs, x: torch.Tensor, *, position_embeddings: Sequence[torch.Tensor], alibi: object, **others: object
+    attend: Attend, module: Theirs, x: torch.Tensor, *, position_embeddings: Sequence[torch.Tensor],
+    position_ids: torch.Tensor, attention_mask: object, **_: object,
 ) -> Found:
-    """Of Falcon, whose newer form has its heads in groups: queries, a key and a value."""
-    if alibi is not None:
-        raise ModelError("Falcon rounds its bias of distances (alibi) to bfloat16, which --model-impl transformers does not serve")
+    """Of Falcon, whose newer form has its heads in groups: queries, a key and a value. A bias of distances is bfloat16."""
     qkv = module.query_key_value(x)
     groups, dim = module.num_kv_heads, module.head_dim
     qkv = qkv.view(1, x.shape[1], groups, -1, dim)
     query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in qkv.split((qkv.shape[3] - 2, 1, 1), 3))
-    cos, sin = (angle[:, None] for angle in position_embeddings)
-    query, key = (part * cos + torch.cat((-part[..., dim // 2 :], part[..., : dim // 2]), -1) * sin for part in (query, key))
-    return module.dense(attend(query, key, value, others["attention_mask"], scaling=dim**-0.5)), None
+    bias = None
+    if not module.config.alibi:
+        query, key = turned((query, key), position_embeddings)
+    elif groups != module.num_heads:
+        raise ModelError(f"Falcon shares keys among heads that have biases of their own (alibi), {NOT_SERVED}")
+    else:
+        bias = (falcon_slopes(groups).to(x.device) * position_ids[0])[None].float()
+    return module.dense(attend(query, key, value, attention_mask, scaling=dim**-0.5, bias=bias)), None
+
+
+@lru_cache
+def falcon_slopes(heads: int) -> torch.Tensor:
+    """Those of Falcon's heads [heads, 1], in bfloat16."""
+    found: torch.Tensor = build_falcon_alibi_tensor(torch.ones((1, 2), dtype=torch.int64), heads, torch.bfloat16)
+    return found[:, 0, 1:]
+
+
+def turned(parts: Sequence[torch.Tensor], angles: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Heads [1, heads, T, D] by the cosines and sines [1, T, D], half against half."""
+    cos, sin = (angle[:, None] for angle in angles)
+    return [part * cos + torch.cat((-(halves := part.chunk(2, -1))[1], halves[0]), -1) * sin for part in parts]
+
+
+def doge(
+    attend: Attend, module: Theirs, *, hidden_states: torch.Tensor, position_embeddings: Sequence[torch.Tensor],
+    attention_mask: object, **_: object,
+) -> Found:
+    """Of Doge, whose values say what their keys add to scores. Contexts are none of which it would leave keys out."""
+    if module.config.is_moe:
+        raise ModelError(f"Doge chooses experts by the scores of other tokens (is_moe), {NOT_SERVED}")
+    shape, products = (1, hidden_states.shape[1], -1, module.head_dim), (module.q_proj, module.k_proj, module.v_proj)
+    query, key, value = (product(hidden_states).view(shape) for product in products)
+    heads = [part.transpose(1, 2) for part in (module.q_norm(query), module.k_norm(key))]
+    paces = module.dt_proj(value.flatten(2))
+    paces = paces.clamp(min=0) + paces.abs().neg().exp().log1p()  # softplus
+    bias = (module.A * paces).exp().transpose(1, 2).float() / module.scaling
+    found = attend(*turned(heads, position_embeddings), value.transpose(1, 2), attention_mask, scaling=module.scaling, bias=bias)
+    return module.o_proj(found), None
 
 
 def bloom_slopes(base: Theirs) -> torch.Tensor:
@@ -132,6 +174,10 @@ def mpt_slopes(base: Theirs) -> torch.Tensor:
     return made[:, 0, 1] - made[:, 0, 0]
 
 
+def no_bias(*_: object, **__: object) -> None:
+    """In the place of a bias of all keys."""
+
+
 OWN_CODE: Mapping[str, OwnCode] = MappingProxyType(
     {
         "GPTJForCausalLM": OwnCode({"GPTJAttention": ("_attn", inner)}),
@@ -139,9 +185,10 @@ OWN_CODE: Mapping[str, OwnCode] = MappingProxyType(
         "GPTNeoXJapaneseForCausalLM": OwnCode({"GPTNeoXJapaneseAttention": ("_attn", inner)}),
         "GPTNeoForCausalLM": OwnCode({"GPTNeoSelfAttention": ("_attn", unscaled)}),
         "XGLMForCausalLM": OwnCode({"XGLMAttention": ("forward", xglm)}),
-        "FalconForCausalLM": OwnCode({"FalconAttention": ("forward", falcon)}),
-        "BloomForCausalLM": OwnCode({"BloomAttention": ("forward", bloom)}, bloom_slopes, "build_alibi_tensor"),
-        "MptForCausalLM": OwnCode({"MptAttention": ("forward", mpt)}, mpt_slopes, "build_mpt_alibi_tensor"),
+        "FalconForCausalLM": OwnCode({"FalconAttention": ("forward", falcon)}, instead={"use_alibi": False}),
+        "BloomForCausalLM": OwnCode({"BloomAttention": ("forward", bloom)}, bloom_slopes, {"build_alibi_tensor": no_bias}),
+        "MptForCausalLM": OwnCode({"MptAttention": ("forward", mpt)}, mpt_slopes, {"build_mpt_alibi_tensor": no_bias}),
+        "DogeForCausalLM": OwnCode({"DogeAttention": ("forward", doge)}),
     }
 )
 """By the names of the classes that write text."""
@@ -153,8 +200,7 @@ def replace_own_code(model: PreTrainedModel, base: nn.Module) -> None:
     if own is None:
         return
     slopes = None if own.slopes is None else own.slopes(cast(Theirs, base))
-    if own.maker:
-        base.__dict__[own.maker] = lambda *_, **__: None
+    base.__dict__.update(own.instead)
     for module in base.modules():
         if (replaced := own.modules.get(type(module).__name__)) is not None:
             method, function = replaced
@@ -192,6 +238,15 @@ def biased(
     padding = with_bias(query.shape[-1]) - query.shape[-1]
     more = (torch.stack((first, rest, first, rest), -1)[None], digits[:, None], None)
     return tuple(_longer(each, behind, padding) for each, behind in zip((query, key, value), more))  # type: ignore[return-value]
+
+
+def with_terms(qkv: tuple[torch.Tensor, ...], terms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [T, heads, D], key and value [T, kv_heads, D]; behind the keys what each adds to its products, terms [T, kv_heads]."""
+    query, key, _ = qkv
+    first = terms.to(key.dtype)
+    more = (query.new_ones((1, 1, 2)), torch.stack((first, (terms - first.float()).to(key.dtype)), -1), None)
+    padding = with_bias(query.shape[-1]) - query.shape[-1]
+    return tuple(_longer(each, behind, padding) for each, behind in zip(qkv, more))  # type: ignore[return-value]
 
 
 def _longer(x: torch.Tensor, behind: torch.Tensor | None, padding: int) -> torch.Tensor:

@@ -25,14 +25,13 @@ from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend, run_experts
-from vnext.models.hosted.own_code import OWN_CODE, POSITIONS_MAX, has_slopes, replace_own_code
+from vnext.models.hosted.own_code import NOT_SERVED, OWN_CODE, POSITIONS_MAX, has_slopes, replace_own_code
 
 ATTENTION = "vnext"
 """The name of steps' functions of attention, which asks for no mask, and of experts."""
 LOOKED_AT = 5
 """Tokens of a forward that is looked at."""
 OWN_ATTENTION = "attends by code of its own, not by the interface of transformers"
-NOT_SERVED = "which --model-impl transformers does not serve"
 _ONE_AT_A_TIME = threading.Lock()
 """What makes a model without numbers changes torch for all threads meanwhile."""
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
@@ -91,10 +90,12 @@ def replace_functions(model: PreTrainedModel) -> None:
 
 
 def position_count(model: PreTrainedModel) -> int:
-    """The longest context in tokens. A longrope has its short factors: one table of angles serves all requests."""
+    """The longest context in tokens. A longrope has its short factors: one table of angles serves all requests. Keys are left out
+    behind a window that is kept."""
     ropes = getattr(model.config, "rope_parameters", None) or {}
     each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
     short = [rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"]
+    short.append(getattr(model.config, "keep_window_size", None))
     longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_seq_len", None) or 2048
     return int(min([longest, *filter(None, short), *([POSITIONS_MAX] if has_slopes(model) else [])]))
 
@@ -134,9 +135,11 @@ def takes_positions(base: nn.Module) -> bool:
 
 
 def check_base(model: PreTrainedModel) -> None:
-    """Raise ModelError for a model that takes no positions of its tokens."""
+    """Raise ModelError for a model that takes no positions of its tokens, or sees tokens behind them."""
     if not takes_positions(base_of(model)) and not has_slopes(model):
         raise ModelError(f"{type(model).__name__} takes no positions of tokens, {NOT_SERVED}")
+    if getattr(model.config, "prefix_lm", False):
+        raise ModelError(f"{type(model).__name__} reads a prompt in both directions (prefix_lm), {NOT_SERVED}")
 
 
 def names_in_checkpoint(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
@@ -148,9 +151,10 @@ def names_in_checkpoint(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
 
 def place_attention(model: PreTrainedModel, names: tuple[str, ...], run: Run) -> None:
-    """Tell the attention modules which layers they are."""
-    for layer, name in enumerate(names):
-        model.get_submodule(name).__dict__["vnext_place"] = Place(run, layer)
+    """Tell the attention modules which layers they are, by the names of those that attend, in their order."""
+    for name in set(names):
+        layers = tuple(layer for layer, each in enumerate(names) if each == name)
+        model.get_submodule(name).__dict__["vnext_place"] = Place(run, layers)
 
 
 def make_buffers(model: PreTrainedModel, device: torch.device) -> None:

@@ -136,7 +136,7 @@ def _check(config: ModelConfig, block_size: int, is_coded: bool, is_host: bool) 
     if has_index(config) and is_coded:
         raise ModelError("--kv-cache-dtype int8 is not for layers that choose keys: leave it out")
     if config.hosted is not None and config.hosted.is_biased and is_coded:
-        raise ModelError("--kv-cache-dtype int8 is not for keys that hold their positions (ALiBi): leave it out")
+        raise ModelError("--kv-cache-dtype int8 is not for keys that hold what they add to scores (ALiBi, Doge): leave it out")
 
 
 def make_kv_cache(
