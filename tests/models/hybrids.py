@@ -197,6 +197,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "zamba2": (
+        "Zamba2ForCausalLM",
+        "Zamba2Config",
+        {
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"], "num_mem_blocks": 2, "num_key_value_heads": 4,
+            "use_shared_attention_adapter": True, "use_mem_rope": True, "adapter_rank": 12, "n_mamba_heads": 8, "mamba_ngroups": 2,
+            "mamba_d_state": 24, "time_step_min": 1e-6, "initializer_range": 0.1,
+        },
+    ),
+    "zamba2_plain": (
+        "Zamba2ForCausalLM",
+        "Zamba2Config",
+        {
+            "layers_block_type": ["hybrid", "linear_attention", "linear_attention", "hybrid"], "adapter_rank": 12, "mamba_d_state": 24,
+            "time_step_min": 1e-6,
+        },
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

@@ -81,7 +81,7 @@ NEEDS = MappingProxyType(
         "attention over a latent cache (MLA)": """
             HYV4""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            Qwen4Exp Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+            Qwen4Exp Rwkv RWKV xLSTM Zamba Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",

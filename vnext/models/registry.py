@@ -136,6 +136,7 @@ ROWS = MappingProxyType(
         "StableLmForCausalLM": Row("starcoder2", "stablelm", "StableLmModel"),
         "GPTNeoXForCausalLM": Row("gpt_neox", "gpt_neox"),
         "BambaForCausalLM": Row("granite", "bamba", "BambaModel"),
+        "Zamba2ForCausalLM": Row("hybrids.zamba2", "zamba2", "Zamba2Model"),
         "Glm4MoeForCausalLM": Row("experts.glm4_moe", "glm4_moe", "Glm4MoeModel"),
         "SolarOpenForCausalLM": Row("experts.glm4_moe", "solar_open", "SolarOpenModel"),
         "Dots1ForCausalLM": Row("experts.glm4_moe", "dots1", "Dots1Model"),

@@ -168,6 +168,8 @@ MIMO: dict[str, Any] = {
     "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
     "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 152576,
 }  # fmt: skip
+ZAMBA: dict[str, Any] = {"architectures": ["Zamba2ForCausalLM"], "hidden_size": 2560, "num_attention_heads": 32, "vocab_size": 32000}
+"""All that is not what transformers assumes."""
 PUBLISHED = {"lfm2": LFM2, "granite": GRANITE, "qwen": QWEN, "falcon": FALCON, "nemotron": NEMOTRON, "jamba": JAMBA, "minimax": MINIMAX, "kimi": KIMI, "olmo": OLMO, "ling": LING, "lfm3": LFM3,
     "mamba": MAMBA, "falcon_mamba": FALCON_MAMBA, "mimo": MIMO}  # fmt: skip
 
@@ -212,12 +214,24 @@ def test_their_sizes() -> None:
     assert (mimo.rope.theta, mimo.local_rope.theta, int(192 * mimo.rope.share), mimo.local_rope.share) == (5e6, 1e4, 64, 0.334)
 
 
+def test_what_zamba2_leaves_out() -> None:
+    zamba = parse_config(ZAMBA, {})
+    assert zamba.attending_layers == zamba.still_layers == (6, 12, 18, 24, 30, 36, 42, 47, 51) and zamba.layer_count == 54
+    assert (zamba.head_dim, zamba.kv_head_count, zamba.intermediate_size, zamba.activation) == (160, 32, 10240, "gelu")
+    assert (zamba.recurrent.values, zamba.recurrent.value_dim, zamba.recurrent.keys) == (5120, 640, 64) and zamba.tie_embeddings
+    assert zamba.position_count_max == 4096 and zamba.rms_norm_eps == 1e-5 and zamba.recurrent.blocks.count == 1
+
+
 CONVOLVING = (
     (LFM2, "conv_L_cache"), (LFM3, "conv_L_cache"), (GRANITE, "mamba_d_conv"), (NEMOTRON, "conv_kernel"), (JAMBA, "mamba_d_conv"), (MAMBA, "conv_kernel"),
     (KIMI | {"linear_attn_config": None}, "linear_conv_kernel_dim"), (OLMO, "linear_conv_kernel_dim"), (LING, "linear_conv_kernel_dim"),
     (QWEN["text_config"], "linear_conv_kernel_dim"),
 )  # fmt: skip
 REFUSED = [
+    (ZAMBA, {"layers_block_type": ["mamba"]}, "mamba or linear_attention or hybrid, the last one once at least, but is"),
+    (ZAMBA, {"attention_head_dim": 80}, "attention_head_dim 80 is not supported; supported is 160"),
+    (ZAMBA, {"hybrid_layer_ids": [3]}, "hybrid_layer_ids .3. is not supported"),
+    (ZAMBA, {"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
     (LFM2, {"full_attn_idxs": []}, "layer_types names no layer of full_attention"),
     (LFM2, {"layer_types": ["conv"]}, "layer_types must name full_attention or conv for each of 16 layers"),
     (GRANITE, {"num_local_experts": 8, "num_experts_per_tok": 9}, "8 experts in 1 groups, of which 1 are kept, cannot give each token 9"),

@@ -108,7 +108,7 @@ class Engine:
             self.tokens[news.id].append(news.token)
 
 
-SAVED = ("recurrent_gemma", "lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear", "ling_3", "lfm3", "mamba")
+SAVED = ("recurrent_gemma", "lfm2", "qwen3_5", "falcon_h1", "nemotron_h", "jamba", "minimax", "kimi_linear", "ling_3", "lfm3", "mamba", "zamba2")
 
 
 @pytest.fixture(scope="module", params=SAVED)

@@ -89,6 +89,16 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]
 
 
+class SharedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """`count` blocks of attention and MLP that these layers share in turn, before their own part. Each layer adds products over
+    `rank` numbers to those of its block, of attention only where `adds_to_attention`."""
+
+    layers: tuple[int, ...]
+    count: int
+    rank: int
+    adds_to_attention: bool
+
+
 class Hosted(msgspec.Struct, frozen=True, kw_only=True):
     """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can.
     `is_biased`: keys hold what they add to scores, in full."""

@@ -19,7 +19,7 @@ from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, settings_of, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
-from vnext.models.config.layer_kinds import Encoder, Heads, Hosted, Latent, LayerInputs, Stage, StreamSizes
+from vnext.models.config.layer_kinds import Encoder, Heads, Hosted, Latent, LayerInputs, SharedBlocks, Stage, StreamSizes
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.config.tower_config import SoundTower, Tower
@@ -122,7 +122,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     Linear); 0 where they are products with the input, one for each head. `bound` and `strength_scale` are a delta's, as in
     RecurrenceCall. `norm_eps`: of norms over heads, 0 for rms_norm_eps. `beside`: of layers that attend, too, what multiplies the
     input of attention, what it gives, and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP
-    alone.
+    alone. `blocks`: of layers before which a block attends.
     """
 
     layers: tuple[int, ...]
@@ -140,6 +140,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float = 0.0
     beside: tuple[float, float, float] | None = None
     idle: tuple[int, ...] = ()
+    blocks: SharedBlocks | None = None
 
     @property
     def keys(self) -> int:
@@ -239,6 +240,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def attending_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values, counted from the first of these layers."""
         recurrent = self.recurrent
+        if recurrent is not None and recurrent.blocks is not None:
+            return recurrent.blocks.layers
         without = {*recurrent.idle, *(recurrent.layers if recurrent.beside is None else ())} if recurrent else ()
         return tuple(layer for layer in range(self.layer_count) if layer not in without)
 

@@ -16,7 +16,7 @@ from vnext.models.layers import fused
 from vnext.models.layers.assembly import Source, embeddings, rms_norm
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams, Mixing, Params, SideBySide
-from vnext.models.layers.heads import attention, reading_attention
+from vnext.models.layers.heads import attention, reading_attention, shared_block
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.latent import LatentAttention, latent_attention
 from vnext.models.layers.layer_inputs import add, layer_inputs, with_experts
@@ -135,6 +135,9 @@ def forward(
     if params.inputs is not None:
         own = layer_inputs(params.inputs, batch.token_ids, residual, steps[0])
         steps = tuple(step._replace(own=own[:, layer]) for layer, step in enumerate(steps))
+    if config.recurrent is not None and config.recurrent.blocks is not None:
+        both = residual.repeat(1, 2)
+        steps = tuple(step._replace(own=both) for step in steps)
     if config.experts is not None and config.experts.ahead:
         carried: list[torch.Tensor] = []
         steps = tuple(step._replace(ahead=carried) for step in steps)
@@ -162,7 +165,7 @@ def embedded(params: Params, batch: ForwardBatch, parallel: Parallel) -> torch.T
 
 def run_layer(
     layer: LayerParams,
-    cache: LayerCache,
+    cache: tuple[Array, ...],
     normed: torch.Tensor,
     residual: torch.Tensor,
     next_norm: Norm | None,
@@ -170,6 +173,9 @@ def run_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer on [T, hidden]: (input of the next layer, already normed; residual stream)."""
     form = step.config.form
+    if layer.block is not None:
+        found = residual + shared_block(layer.block, cache[:2], residual, step)
+        normed, cache = norm_of(found, layer.attention_norm, step), cache[2:]
     if layer.attention is None or layer.mlp is None:
         given = mix(layer.attention, cache, normed, step) if layer.attention is not None else widen(layer.mlp, normed, step)
         return add_and_norm(given, residual, next_norm, step)

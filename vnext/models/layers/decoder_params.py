@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
+from vnext.models.layers.heads import SharedBlock
 from vnext.models.layers.latent import LatentAttention
 from vnext.models.layers.layer_inputs import Added, Beside, InputTable
 from vnext.models.layers.layers import Attention, Linear, Mlp, Norm, ReadingAttention, SparseMlp
@@ -55,7 +56,7 @@ class LayerParams(NamedTuple):
     """One decoder layer; attention or MLP is None where the other stands alone. Norms stand before attention and MLP, behind them
     before what they give is added, or both; None where there is none. `beside`: experts whose part is added to the MLP's; `added`:
     what the layer adds behind its MLP; `streams`: of a layer of several; `ahead`: experts whose part the next layer
-    adds."""
+    adds; `block`: attention and MLP whose part the layer reads beside its input."""
 
     attention_norm: Norm | None
     attention: Mixing | None
@@ -67,6 +68,7 @@ class LayerParams(NamedTuple):
     added: Added | None = None
     streams: LayerStreams | None = None
     ahead: SparseMlp | None = None
+    block: SharedBlock | None = None
 
 
 class Params(NamedTuple):

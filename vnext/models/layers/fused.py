@@ -148,7 +148,7 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     experts = experts_of(layer)
     if experts is not None and not _are_common(experts, activation):
         return False
-    if isinstance(layer.attention, GatedRecurrence):
+    if isinstance(layer.attention, GatedRecurrence) or layer.block is not None:
         return False
     wide = _wide_of(layer)
     mixing = _products_of_mixing(layer)

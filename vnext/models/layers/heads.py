@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from vnext.kernels.arrays import Array
 from vnext.kernels.shards import joined_along
-from vnext.models.layers.layers import Attention, LayerCache, ReadingAttention, Step, attend, read, row
+from vnext.models.layers.layers import Attention, LayerCache, Linear, ReadingAttention, Step, attend, read, row
 from vnext.models.layers.sharding import local_heads
 
 if TYPE_CHECKING:
     import torch
+
+
+class NarrowPair(NamedTuple):
+    """What is added to products that lie side by side: of each the part `wide` makes of a part of what `narrow` makes."""
+
+    narrow: Linear
+    wide: tuple[Linear, ...]
+
+
+class SharedBlock(NamedTuple):
+    """Attention and a gated MLP that layers share, of an input normed by `norm` [2 * hidden]. A layer's own are `output`, which is
+    whole on every rank, and what is added to the products of attention and MLP, None for nothing."""
+
+    norm: Array
+    attention: Attention
+    mlp_norm: Array
+    gate_up: Linear
+    down: Linear
+    output: Linear | None = None
+    beside_qkv: NarrowPair | None = None
+    beside_gate_up: NarrowPair | None = None
+
+
+def shared_block(block: SharedBlock, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden], beside what the first layer got, through attention, MLP and the layer's own product: [T, hidden]."""
+    chosen, eps = step.operations, step.config.rms_norm_eps
+    assert block.output is not None and step.own is not None
+    step.own[:, : x.shape[1]] = x
+    x = chosen.rms_norm(step.own, block.norm, eps)
+    attended = attend(_with_narrow(block.attention.qkv, block.beside_qkv, x, step), block.attention, cache, step, None)
+    x = chosen.rms_norm(attended, block.mlp_norm, eps)
+    gates, ups = _with_narrow(block.gate_up, block.beside_gate_up, x, step).chunk(2, dim=1)
+    widened = row(chosen.activate(gates, None, None, step.config.activation) * ups, block.down, step)
+    return chosen.linear(widened, block.output.weight, None)
+
+
+def _with_narrow(layer: Linear, beside: NarrowPair | None, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """The products of x with what is added to them."""
+    found: torch.Tensor = step.operations.linear(x, layer.weight, None)
+    if beside is not None:
+        first = 0
+        for part, wide in zip(step.operations.linear(x, beside.narrow.weight, None).chunk(len(beside.wide), 1), beside.wide):
+            more = step.operations.linear(part, wide.weight, None)
+            found[:, first : first + more.shape[1]] += more
+            first += more.shape[1]
+    return found
 
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

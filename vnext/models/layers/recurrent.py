@@ -278,7 +278,7 @@ def mamba(layer: Mamba, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -
     if layer.norm is None:
         return row(mixed, layer.output, step)
     parts = zip(mixed.chunk(groups, 1), layer.norm.chunk(groups))
-    normed = [chosen.rms_norm(part, weight, step.config.rms_norm_eps) for part, weight in parts]
+    normed = [chosen.rms_norm(part, weight, sizes.norm_eps or step.config.rms_norm_eps) for part, weight in parts]
     return row(normed[0] if groups == 1 else _beside(normed), layer.output, step)
 
 

@@ -56,7 +56,8 @@ HARMLESS = frozenset(
     block_size linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mtp_loss_scaling_factor
     block_multiple_of mamba_ssm_cache_dtype shared_moe_mode use_associative_scan use_expert_bias use_mambapy
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
-    chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual
+    chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual kv_channels num_query_groups
+    use_mem_eff_path
     time_step_floor time_step_init_scheme time_step_max time_step_min time_step_rank use_mamba_kernels
     initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
     aux_loss_alpha embedding_initializer_range ep_size final_w_init_variance_scale w_init_variance_scale qk_head_dim seq_aux

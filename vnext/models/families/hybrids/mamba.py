@@ -1,4 +1,4 @@
-"""Mamba, Falcon Mamba, Mamba-2, Codestral Mamba: layers with a state alone.
+"""Mamba, Mamba-2, Falcon, Codestral Mamba: states alone.
 
 No layer attends. The stream is of the activations' dtype, also where residual_in_fp32 asks for more.
 """
