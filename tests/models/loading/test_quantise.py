@@ -137,7 +137,7 @@ def test_what_cannot_be_quantised_is_refused(folder: Path, tmp_path: Path, capsy
     assert "14 weights, 0.5 MB -> 0.3 MB" in capsys.readouterr().out
     for argv, sentence in (
         ([str(folder), str(out)], f"{out} is there already: give a folder that is not"),
-        ([str(out), str(tmp_path / "again")], f"{out} is quantised already: give the float checkpoint of this model"),
+        ([str(out), str(tmp_path / "again")], f"{out} is quantised already: give the float checkpoint of this model, or take a GGUF scheme"),
         ([str(folder), str(tmp_path / "new"), "--group-size", "128"], "down_proj.weight has 192 inputs, which are no whole groups of 128"),
         ([str(tmp_path), str(tmp_path / "new")], "has no config.json"),
     ):

@@ -23,10 +23,11 @@ ARCHITECTURES = MappingProxyType(
         "GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
         "Qwen3_5ForCausalLM": "qwen35", "Lfm2ForCausalLM": "lfm2", "GraniteMoeHybridForCausalLM": "granitehybrid",
         "GraniteForCausalLM": "granite", "GptOssForCausalLM": "gpt-oss", "Gemma4ForCausalLM": "gemma4",
+        "Gemma3nForCausalLM": "gemma3n",
     }
 )  # fmt: skip
 """Whose checkpoints are written, and llama.cpp's names of them."""
-WINDOWED = ("gemma2", "gemma3", "gemma4", "gpt-oss")
+WINDOWED = ("gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss")
 """Architectures whose files state a window."""
 UNCOMPARED = frozenset({"architecture", "dtype", "pooling", "bos_token_id", "eos_token_ids"})
 """Fields that the arithmetic does not depend on."""
@@ -65,7 +66,7 @@ def config_members(config: ModelConfig) -> dict[str, object]:
         found |= _granite_members(config)
     elif config.recurrent:
         found |= _recurrent_members(config, config.recurrent)
-    if name == "gemma4":
+    if name in ("gemma3n", "gemma4"):
         found |= _layered_members(config)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
 
@@ -94,7 +95,7 @@ def _by_layer(config: ModelConfig, recurrent: Recurrent) -> list[int]:
 
 
 def _layered_members(config: ModelConfig) -> dict[str, object]:
-    """Of Gemma 4, what its layers have of their own."""
+    """Of Gemma 3n and 4, what their layers have of their own."""
     whole, count = without_windows(config), config.layer_count
     found: dict[str, object] = {
         "attention.sliding_window_pattern": [window > 0 for window in config.windows],
@@ -103,6 +104,9 @@ def _layered_members(config: ModelConfig) -> dict[str, object]:
         "feed_forward_length": list(config.mlp_sizes or [config.intermediate_size] * count),
         "final_logit_softcapping": float(config.logits_softcap),
     }
+    if streams := config.streams:
+        deviations = [float("-inf") if each is None else each for each in config.gate_cutoffs or [None] * count]
+        return found | {"activation_sparsity_scale": deviations, "altup.num_inputs": streams.count, "altup.active_idx": 0}
     for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         found |= {name: whole.head_dim, f"{name}_swa": config.head_dim}
     heads = [(config if window else whole).kv_head_count for window in config.windows]

@@ -1,4 +1,4 @@
-"""GGUF out: a float checkpoint, or another GGUF file, as a GGUF file of few bits that llama.cpp loads.
+"""GGUF out: a checkpoint of floats or of few bits, or another GGUF file, as a GGUF file of few bits that llama.cpp loads.
 
 Matrices become blocks of the scheme's type, the embedding and the head of at least 8 bits; vectors, routers and what else llama.cpp
 wants exact keep their numbers. The metadata that a checkpoint's configuration becomes is read again as any file's: where that gives
@@ -7,6 +7,7 @@ another configuration, the model is refused. The file appears under its name whe
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from msgspec.structs import replace
 
 from vnext.kernels.formats.gguf_rounding import to_blocks
-from vnext.models.config.folder import read_config, require_checkpoint, settings_in
+from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import ModelConfig, load_config, without_windows
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, files_of
@@ -30,16 +31,22 @@ from vnext.models.gguf.header import name_map, read_header
 from vnext.models.gguf.members import STRETCHES
 from vnext.models.gguf.vocabulary_out import Ends, vocabulary_members
 from vnext.models.layers.rope import inverse_frequencies
+from vnext.models.layers.sharding import alone, weight_axes
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_members import config_members, require_same
 from vnext.models.loading.gguf_mixtures import FILE_TYPES, Mixture
 from vnext.models.loading.gguf_tensors import Form, Names, form_of, place_of
 from vnext.models.loading.quantise import Loss
 from vnext.models.loading.recording import Recording
+from vnext.models.loading.stored import StoredPart, StoredWeights
 from vnext.models.registry import family
 
 JOINED = MappingProxyType({"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)})
 """Granite's MLP, whose parts stand one below the other."""
+GATED = re.compile("(gate|up)_proj")
+"""Of an expert: files of some architectures have the two in one tensor, up behind gate."""
+ALONE = -1, 0
+"""The part that is all of a tensor."""
 MAMBA = "GraniteMoeHybridForCausalLM"
 TOGETHER = 2**22
 """Numbers that are floats at a time."""
@@ -163,8 +170,6 @@ class GgufQuantiser:
 
     def _of_folder(self, folder: Path, templates: Mapping[str, str]) -> tuple[dict[str, Member], dict[str, Plan]]:
         require_checkpoint(folder)
-        if settings_in(folder, read_config(folder)):
-            raise ModelError(f"{folder} is quantised already: give the float checkpoint of this model")
         config = load_config(folder)
         members = config_members(config)
         tensors = self._open.enter_context(open_checkpoint(folder)).rooted()
@@ -179,29 +184,43 @@ class GgufQuantiser:
     def _planned(self, config: ModelConfig, architecture: str, tensors: Checkpoint) -> dict[str, Plan]:
         table = {key: name for key, (_, name) in name_map(architecture, 1).mapping.items()}
         names = Names(architecture, table, config.layer_count)
-        recording = Recording(tensors.__contains__)
+        recording, weights = Recording(partial(_has, tensors)), StoredWeights(tensors, config, alone(), weight_axes(config))
         family(config.architecture).assemble(recording, config)
-        homes: dict[str, dict[int | None, _Part]] = {}
+        homes: dict[str, dict[tuple[int, int], _Part]] = {}
         for own in sorted(recording.read - (recording.heads if config.tie_embeddings else set())):
-            shape = tensors.shape(own)
+            shape = weights.whole_shape(own, weights.layout(own)) if tensors.format_of(own) else tensors.shape(own)
             for part in _parts(own, shape, config) if shape else ():
-                place, expert = place_of(part.alias, names)
+                place, key = _home(part.alias, names)
                 if not place:
                     raise ModelError(f"{own} has no place in a GGUF file; take --scheme w4a16")
-                homes.setdefault(place, {})[expert] = part
+                homes.setdefault(place, {})[key] = part
         plans = {}
         for place, parts in homes.items():
             first = next(iter(parts.values()))
-            count = len(range(first.whole[0])[first.rows])
+            count, runs = len(range(first.whole[0])[first.rows]), 1 + max(run for _, run in parts)
             form = form_of(place, count, names, config)
-            every = [_Rows(tensors, parts[each], form) for each in sorted(parts, key=lambda each: each or 0)]
-            one = (count, *first.whole[1:])
-            shape = _axes(place, one, config) if None in parts else (len(parts), *one)
-            columns = self._squares.get(first.own) if None in parts else None
+            every = [_Rows(tensors, parts[each], form) for each in sorted(parts)]
+            one = (count * runs, *first.whole[1:])
+            shape = _axes(place, one, config) if ALONE in parts else (len(parts) // runs, *one)
+            columns = self._squares.get(first.own) if ALONE in parts else None
             plans[place] = Plan(shape, "F32", partial(_all_rows, every), columns=columns)
         shapes = {name: plan.shape for name, plan in plans.items()}
         mixture = Mixture(self._type, shapes, config.experts.count if config.experts else 0)
         return {name: plan._replace(type=mixture.type_of(name)) for name, plan in plans.items()}
+
+
+def _home(name: str, names: Names) -> tuple[str, tuple[int, int]]:
+    """A tensor's place in a file, "" for none, and which part of it this is: of which expert, and whose run of that one's rows."""
+    place, expert = place_of(name, names)
+    if place or expert is None:
+        return place, ALONE if expert is None else (expert, 0)
+    place, _ = place_of(GATED.sub("gate_up_proj", name), names)
+    return place, (expert, int("up_proj" in name))
+
+
+def _has(tensors: Checkpoint, name: str) -> bool:
+    """Whether a checkpoint has a weight in any format."""
+    return name in tensors or tensors.format_of(name) is not None
 
 
 def _stretches(config: ModelConfig) -> np.ndarray:
@@ -256,7 +275,12 @@ class _Rows(NamedTuple):
     def floats(self) -> Iterator[np.ndarray]:
         """Its rows, [some, numbers of a row], of a vector [some]."""
         own, shape, _, rows = self.part
-        whole, (order, columns, shift, is_decay) = self.tensors.part(own, shape, (rows,)), self.form
+        order, columns, shift, is_decay = self.form
+        if (format := self.tensors.format_of(own)) is None:
+            whole = self.tensors.part(own, shape, (rows,))
+        else:
+            start, stop, _ = rows.indices(shape[0])
+            whole = StoredPart(self.tensors, own, format, shape, slice(start, stop), slice(0, shape[1]), stop - start).floats()
         whole = whole.reshape(len(whole), -1) if len(shape) > 2 else whole
         places = None if order is None else np.argsort(order)
         for some in _runs(len(whole), int(np.prod(shape[1:]))):
@@ -265,7 +289,8 @@ class _Rows(NamedTuple):
                 part = part.reshape(len(part), len(columns), -1)[:, np.argsort(columns)].reshape(part.shape)
             part = -np.exp(part) if is_decay else part
             yield part + np.float32(shift) if shift else part
-        self.tensors.release(own)
+        for name in format.tensors(own) if format else (own,):
+            self.tensors.release(name)
 
 
 def _all_rows(every: list[_Rows]) -> Iterator[np.ndarray]:

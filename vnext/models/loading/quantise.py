@@ -88,7 +88,7 @@ class Quantiser:
         if out.exists():
             raise ModelError(f"{out} is there already: give a folder that is not")
         if settings_in(folder, read_config(folder)):
-            raise ModelError(f"{folder} is quantised already: give the float checkpoint of this model")
+            raise ModelError(f"{folder} is quantised already: give the float checkpoint of this model, or take a GGUF scheme")
         with open_checkpoint(folder) as tensors:
             names, self._exact = self._chosen(tensors.rooted())
             self.names = dict.fromkeys(names)

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from engine_here import engines_here
@@ -18,6 +20,7 @@ from vnext import LLM, SamplingParams
 from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import shard_count
+from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.unread import unread
 from vnext.runtime.processes.launch import DEMO_MODEL
 
@@ -69,6 +72,22 @@ def test_the_published_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     raw = json.loads((tmp_path / "config.json").read_text()) | {"initial_context_length": 4096, "experts_per_token": 3}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert unread(tmp_path) == ""
+
+
+def test_a_gguf_file_has_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No float checkpoint is published of these models."""
+    case, size = CASES["gpt_oss"], json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"]
+    monkeypatch.setitem(CASES, "gpt_oss", case._replace(changes={**case.changes, "vocab_size": size}))
+    model, out = in_mxfp4(tmp_path / "model", monkeypatch), tmp_path / "model.gguf"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_MODEL / name, tmp_path / "model")
+    lost = {each.name: each.share for each in GgufQuantiser(tmp_path / "model", out, "mxfp4", {}).run()}
+    assert lost["blk.0.ffn_gate_exps.weight"] == lost["blk.1.ffn_down_exps.weight"] == 0 < lost["blk.0.attn_q.weight"]
+    stored = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(out).tensors}
+    experts = model.model.layers[0].mlp.experts
+    joined = experts.gate_up_proj.detach().numpy().swapaxes(1, 2)
+    assert np.array_equal(stored["blk.0.ffn_up_exps.weight"], joined[:, 1::2])
+    assert np.array_equal(stored["blk.0.ffn_down_exps.weight"], experts.down_proj.detach().numpy().swapaxes(1, 2))
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
