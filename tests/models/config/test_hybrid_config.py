@@ -220,6 +220,7 @@ def test_what_zamba2_leaves_out() -> None:
     assert (zamba.head_dim, zamba.kv_head_count, zamba.intermediate_size, zamba.activation) == (160, 32, 10240, "gelu")
     assert (zamba.recurrent.values, zamba.recurrent.value_dim, zamba.recurrent.keys) == (5120, 640, 64) and zamba.tie_embeddings
     assert zamba.position_count_max == 4096 and zamba.rms_norm_eps == 1e-5 and zamba.recurrent.blocks.count == 1
+    assert parse_config(ZAMBA | {"tie_word_embeddings": False}, {}).recurrent.blocks.count == 9
 
 
 CONVOLVING = (
@@ -231,7 +232,7 @@ REFUSED = [
     (ZAMBA, {"layers_block_type": ["mamba"]}, "mamba or linear_attention or hybrid, the last one once at least, but is"),
     (ZAMBA, {"attention_head_dim": 80}, "attention_head_dim 80 is not supported; supported is 160"),
     (ZAMBA, {"hybrid_layer_ids": [3]}, "hybrid_layer_ids .3. is not supported"),
-    (ZAMBA, {"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
+    (ZAMBA, {"use_long_context": True}, "use_long_context True is not supported"),
     (LFM2, {"full_attn_idxs": []}, "layer_types names no layer of full_attention"),
     (LFM2, {"layer_types": ["conv"]}, "layer_types must name full_attention or conv for each of 16 layers"),
     (GRANITE, {"num_local_experts": 8, "num_experts_per_tok": 9}, "8 experts in 1 groups, of which 1 are kept, cannot give each token 9"),

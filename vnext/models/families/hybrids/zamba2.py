@@ -69,8 +69,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
     for key in ("add_bias_linear", "use_long_context"):
         refuse(raw, key, unless=(False,))
-    for key in ("use_conv_bias", "tie_word_embeddings"):  # without the second, transformers shares no blocks either
-        refuse(raw, key, unless=(True,))
+    refuse(raw, "use_conv_bias", unless=(True,))
     kinds, hidden = raw["layers_block_type"], positive(raw, "hidden_size")
     if not isinstance(kinds, list) or not set(kinds) <= set(KINDS) or "hybrid" not in kinds:
         wanted = f"layers_block_type must name {' or '.join(KINDS)}, the last one once at least"
@@ -91,9 +90,10 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     }
     recurrent = mamba_layers(raw | named, ())
     assert recurrent is not None
+    is_tied = flag(raw, "tie_word_embeddings")  # without it transformers shares no blocks either
     blocks = SharedBlocks(
         layers=layers,
-        count=min(positive(raw, "num_mem_blocks"), len(layers)),
+        count=min(positive(raw, "num_mem_blocks"), len(layers)) if is_tied else len(layers),
         rank=positive(raw, "adapter_rank"),
         adds_to_attention=flag(raw, "use_shared_attention_adapter"),
     )
