@@ -46,7 +46,7 @@ def test_both_spellings_of_rope() -> None:
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["T5Model"]}, "'T5Model' is not supported: it is known and missing here, it needs an encoder; supported are L"),
-    ({"architectures": ["HYV4ForCausalLM"]}, "it needs attention over a latent cache .MLA.; supported are"),
+    ({"architectures": ["HYV4ForCausalLM"]}, "it needs several streams .hyper-connections. and attention to keys that are compressed or chosen; supported are"),
     ({"architectures": ["LlamaForTokenClassification"]}, "it needs a head that labels text or fills gaps"),
     ({"architectures": ["LamaForCausalLM"]}, "'LamaForCausalLM' is not supported: no such name is known here, check it in config.json; supported"),
     ({"architectures": None}, "names no architecture"),

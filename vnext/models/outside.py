@@ -71,17 +71,19 @@ def from_package(architecture: str) -> ModuleType | None:
 NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
-            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL DiffLlama Doge Exaone Falcon
+            Baichuan BioGpt BitNet Bloom ChatGLM CodeGen CpmAnt CTRL DiffLlama Doge Exaone Falcon
             GPTBigCode GPTJ GPTNeo GPTNeoXJapanese HrmText InternLM InternLM2 Jais
             MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            AriaText Beam Dbrx DeepseekV4
-            Grok1 JetMoe Kolibri1""",
-        "attention over a latent cache (MLA)": """
-            HYV4""",
+            AriaText Beam Grok1 Kolibri1""",
+        "experts that lie in one tensor, clipped queries, keys and values, and a rope that transformers does not read": "Dbrx",
+        "experts that make queries (mixture of attention heads)": "JetMoe",
+        "several streams (hyper-connections) and attention to keys that are compressed or chosen": "DeepseekV4 HYV4",
+        "residuals with gates, embeddings of n-grams and keys that are chosen by blocks": "Qwen4Exp",
+        "patches of bytes in the place of tokens": "Blt",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            Qwen4Exp Rwkv RWKV xLSTM Zamba Zaya""",
+            Rwkv RWKV xLSTM Zamba Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
