@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.looking import Seen, audit, look
-from vnext.models.hosted.modules import Product, Run, StandIn
+from vnext.models.hosted.modules import Joined, Part, Product, Run, StandIn
 from vnext.models.hosted.own_code import NOT_SERVED
 from vnext.models.hosted.skeleton import (
     is_product,
@@ -47,6 +47,7 @@ class Kind(StrEnum):
     EMBEDDING = "embedding"
     HEAD = "head"
     PRODUCT = "product"
+    PART = "part"
     TABLE = "table"
     ROUTER = "router"
     PLAIN = "plain"
@@ -57,7 +58,7 @@ class Kind(StrEnum):
 
 class Weight(NamedTuple):
     """A module's weight, its names in the checkpoint, and those of its bias, "" for none. `style` is of a product. `groups`: of
-    experts, the names of each one's parts."""
+    experts, the names of each one's parts. `outputs`: of a product, those of each layer that it computes, `others` behind it."""
 
     kind: Kind
     module: str
@@ -66,6 +67,18 @@ class Weight(NamedTuple):
     bias: str = ""
     style: str = ""
     groups: tuple[tuple[str, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
+    others: tuple[Weight, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of all layers' weights."""
+        return (self.name, *(each.name for each in self.others))
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """Those of all layers, none without."""
+        return (self.bias, *(each.bias for each in self.others)) if self.bias else ()
 
 
 class Description(NamedTuple):
@@ -93,11 +106,22 @@ class Description(NamedTuple):
 @torch.no_grad()
 def describe(settings: str) -> Description:
     """The description of the model with this config.json. Raises ModelError."""
+    try:
+        return _describe(settings, True)
+    except ModelError:  # such as of a model that takes no parts of a product
+        return _describe(settings, False)
+
+
+def _describe(settings: str, joins: bool) -> Description:
+    """`joins`: layers that read the same become one product."""
     model = make_model(settings, torch.bfloat16)
     names = names_in_checkpoint(model)
-    seen, width = look(model)
+    seen, width, alike = look(model)
     weights = list_weights(model, names)
     layouts, shared = lay_out(model, weights)
+    whole = whole_reason(weights, tuple(name for name, _ in seen))
+    if joins:
+        weights = join(model, weights, alike)
     head = model.get_output_embeddings()
     activations = {activation_of(model.get_submodule(each.module)) for each in weights if each.kind is Kind.EXPERTS}
     replace_functions(model)
@@ -109,7 +133,7 @@ def describe(settings: str) -> Description:
         weights=weights,
         layouts=layouts,
         is_tied=bool(getattr(model.config, "tie_word_embeddings", False)),
-        whole=whole_reason(weights, tuple(name for name, _ in seen)),
+        whole=whole,
         shared=shared,
         position_count_max=position_count(model),
         members=tuple(type(model.config)().to_dict()),
@@ -247,6 +271,38 @@ def whole_reason(weights: tuple[Weight, ...], attention: tuple[str, ...]) -> str
     return ""
 
 
+def join(model: PreTrainedModel, weights: tuple[Weight, ...], alike: tuple[tuple[str, ...], ...]) -> tuple[Weight, ...]:
+    """The weights, products of a module that read the same as one: those that ranks share alike, all with biases or none."""
+    places, found = {each.module: place for place, each in enumerate(weights) if each.kind is Kind.PRODUCT}, list(weights)
+    for names in alike:
+        groups: dict[tuple[object, ...], list[Weight]] = {}
+        for each in (weights[places[name]] for name in names if name in places):
+            key = (each.module.rpartition(".")[0], each.style, bool(each.bias), type(model.get_submodule(each.module)))
+            groups.setdefault(key, []).append(each)
+        for first, *others in groups.values():
+            if others and first.style != STYLES[1]:
+                outputs = tuple(outputs_of(model, each) for each in (first, *others))
+                found[places[first.module]] = first._replace(outputs=outputs, others=tuple(others))
+                for each in others:
+                    found[places[each.module]] = each._replace(kind=Kind.PART)
+    return tuple(found)
+
+
+def outputs_of(model: PreTrainedModel, product: Weight) -> int:
+    module = model.get_submodule(product.module)
+    return int(getattr(module, product.parameter).shape[1 if isinstance(module, Conv1D) else 0])
+
+
+def set_product(model: PreTrainedModel, each: Weight, product: Product) -> None:
+    """Put a product in the place of the layers that it computes."""
+    if not each.others:
+        set_module(model, each.module, product)
+        return
+    joined = Joined(product, each.outputs)
+    for place, layer in enumerate((each, *each.others)):
+        set_module(model, layer.module, Part(joined, place))
+
+
 def empty(model: PreTrainedModel, weights: tuple[Weight, ...]) -> None:
     """Give a model without numbers modules of this tree without weights."""
     run = Run()
@@ -257,8 +313,7 @@ def empty(model: PreTrainedModel, weights: tuple[Weight, ...]) -> None:
     for each in weights:
         module = model.get_submodule(each.module)
         if each.kind is Kind.PRODUCT:
-            weight = getattr(module, each.parameter)
-            set_module(model, each.module, Product(run, weight.shape[1 if isinstance(module, Conv1D) else 0]))
+            set_product(model, each, Product(run, sum(each.outputs) or outputs_of(model, each)))
         elif each.kind is Kind.EXPERTS:
             module.__dict__["vnext_experts"] = None
         elif each.kind in (Kind.EMBEDDING, Kind.TABLE, Kind.ROUTER):

@@ -21,7 +21,7 @@ from vnext.models.config.layer_kinds import Hosted
 from vnext.models.config.model_config import ModelConfig, checkpoint_dtype, end_tokens
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope
 from vnext.models.errors import ModelError
-from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module
+from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module, set_product
 from vnext.models.hosted.modules import Experts, Head, Product, Replaced, Run, embedding, router, table
 from vnext.models.hosted.own_code import NOT_SERVED
 from vnext.models.hosted.skeleton import (
@@ -206,7 +206,7 @@ def load(source: Source, weight: Weight) -> Array:
     name = (weight.name,)
     match weight.kind:
         case Kind.PRODUCT:
-            return Linear(source.packed(name), source.fused((weight.bias,)) if weight.bias else None)
+            return Linear(source.packed(weight.names), source.fused(weight.biases) if weight.biases else None)
         case Kind.EXPERTS:
             return source.stacked(weight.groups, weight.parameter == EXPERT_WEIGHTS[0])
         case Kind.WIDE | Kind.ROUTER:
@@ -270,7 +270,7 @@ def put(model: PreTrainedModel, each: Weight, weight: Array, run: Run) -> None:
     match each.kind:
         case Kind.PRODUCT:
             linear = Linear(weight.weight, as_tensor(weight.bias))
-            set_module(model, each.module, Product(run, linear.weight.shape[0], each.style == "rowwise", linear))
+            set_product(model, each, Product(run, linear.weight.shape[0], each.style == "rowwise", linear))
         case Kind.TABLE:
             set_weight(module, each.parameter, table(as_tensor(weight)))
         case Kind.SCALAR:

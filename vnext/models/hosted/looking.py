@@ -6,6 +6,7 @@ each operation of torch whether it keeps rows. Raises ModelError, which names th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from vnext.models.hosted.skeleton import (
     base_of,
     call_base,
     check_base,
+    is_product,
     meta_inputs,
     named,
 )
@@ -60,8 +62,17 @@ class Mask(NamedTuple):
     sees: Callable[..., torch.Tensor]
 
 
-def look(model: PreTrainedModel) -> tuple[tuple[tuple[str, Seen], ...], int]:
-    """The calls of attention in their order, each with its module's name, and the width of what comes out."""
+class Looked(NamedTuple):
+    """The calls of attention in their order, each with its module's name; the width of what comes out; linear layers that read the
+    same, by their names and in their order."""
+
+    attention: tuple[tuple[str, Seen], ...]
+    width: int
+    alike: tuple[tuple[str, ...], ...]
+
+
+def look(model: PreTrainedModel) -> Looked:
+    """What one forward shows."""
     names = {id(module): name for name, module in model.named_modules()}
     seen: list[tuple[str, Seen]] = []
     masks: dict[int, Mask] = {}
@@ -87,11 +98,46 @@ def look(model: PreTrainedModel) -> tuple[tuple[tuple[str, Seen], ...], int]:
     ALL_MASK_ATTENTION_FUNCTIONS.register(NOTED, rule)
     ones = torch.ones((1, LOOKED_AT), dtype=torch.bool, device="meta")
     check_base(model)
-    with attention_of(model, NOTED), watched(model):
+    with attention_of(model, NOTED), watched(model), inputs_of(model) as inputs:
         out = call_base(base_of(model), *meta_inputs(), attention_mask=ones)
     if not seen:
         raise ModelError(f"{type(model).__name__} {OWN_ATTENTION}, {NOT_SERVED}")
-    return tuple(seen), out.shape[-1]
+    return Looked(tuple(seen), out.shape[-1], alike(inputs))
+
+
+class Input(NamedTuple):
+    """What a linear layer reads, and how often that was changed in place before."""
+
+    name: str
+    x: torch.Tensor
+    version: int
+
+
+@contextmanager
+def inputs_of(model: PreTrainedModel) -> Iterator[list[Input]]:
+    """What linear layers between embedding and head read meanwhile."""
+    noted: list[Input] = []
+
+    def note(name: str, x: torch.Tensor) -> None:
+        noted.append(Input(name, x, x._version))
+
+    base, prefix = base_of(model), f"{model.base_model_prefix}."
+    products = [(prefix + name, module) for name, module in base.named_modules() if is_product(module)]
+    handles = [module.register_forward_pre_hook(lambda _, args, name=name: note(name, *args)) for name, module in products]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def alike(inputs: list[Input]) -> tuple[tuple[str, ...], ...]:
+    """Layers, each of which computes once, that read one tensor of the same numbers."""
+    counts, groups = Counter(each.name for each in inputs), dict[tuple[int, int], list[str]]()
+    for each in inputs:
+        if counts[each.name] == 1:
+            groups.setdefault((id(each.x), each.version), []).append(each.name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
 def _seen(name: str, qkv: tuple[torch.Tensor, ...], mask: Mask | None, others: Mapping[str, object]) -> Seen:

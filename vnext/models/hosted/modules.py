@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -103,7 +104,21 @@ def run_experts(module: nn.Module, x: torch.Tensor, ids: torch.Tensor, shares: t
     return chosen.experts(*given, parallel.all_reduce) if parallel.is_exact else parallel.all_reduce(chosen.experts(*given))
 
 
-class Product(nn.Module):
+class Quick(nn.Module):
+    """A module without hooks: a call is its forward."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.forward(*args, **kwargs)
+
+
+class Same(Quick):
+    """What dropout is where nothing is learnt."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Product(Quick):
     """A linear layer of `outputs` on this rank; `is_row` where its inputs are this rank's part, and the ranks' sums are added."""
 
     def __init__(self, run: Run, outputs: int, is_row: bool = False, linear: Linear | None = None) -> None:
@@ -120,6 +135,37 @@ class Product(nn.Module):
             return row(flat, self.linear, self.run.steps[0]).view(shape)
         found: torch.Tensor = operations(x.device.type).linear(flat, self.linear.weight, self.linear.bias)
         return found.view(shape)
+
+
+class Joined:
+    """One product in the place of several layers that read the same: made when the first one asks, and let go with the last one's
+    part. `outputs`: each layer's; of ranks each has this part of all."""
+
+    def __init__(self, product: Product, outputs: Sequence[int]) -> None:
+        self._product, self._last = product, len(outputs) - 1
+        self._edges = [end * product.outputs // sum(outputs) for end in accumulate(outputs, initial=0)]
+        self._made: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        """[..., in] -> [..., out] of the layer at this place."""
+        if place == 0 or self._made is None or self._made[0] is not x:
+            self._made = (x, self._product.forward(x))
+        whole = self._made[1]
+        if place == self._last:
+            self._made = None
+        return whole[..., self._edges[place] : self._edges[place + 1]]
+
+
+class Part(Quick):
+    """A layer of several that are one product."""
+
+    def __init__(self, joined: Joined, place: int) -> None:
+        super().__init__()
+        self.joined, self.place = joined, place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        return self.joined.part(x, self.place)
 
 
 class Head(nn.Module):
@@ -232,7 +278,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return x.float().neg().exp_().add_(1.0).reciprocal_().to(x.dtype)
 
 
-class Activation(nn.Module):
+class Activation(Quick):
     """A function of each element."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -274,7 +320,7 @@ class Replaced(TorchFunctionMode):
         return ours(args[0]) if ours is not None else func(*args, **(kwargs or {}))
 
 
-class Angles(nn.Module):
+class Angles(Quick):
     """The rotary embedding of a model, whose own forward is computed for ANGLE_ROWS positions at a time, once, and looked up."""
 
     def __init__(self, own: nn.Module) -> None:

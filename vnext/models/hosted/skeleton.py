@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
-from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend, run_experts
+from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, Same, StandIn, attend, run_experts
 from vnext.models.hosted.own_code import NOT_SERVED, OWN_CODE, POSITIONS_MAX, has_slopes, replace_own_code
 
 ATTENTION = "vnext"
@@ -80,13 +80,15 @@ def is_product(module: nn.Module) -> bool:
 
 
 def replace_functions(model: PreTrainedModel) -> None:
-    """Give a model this tree's activations and angles."""
+    """Give a model this tree's activations and angles, and no dropout."""
     for name, module in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
         if type(module).__name__ in ACTIVATIONS and getattr(module, "approximate", "none") == "none":
             model.get_submodule(parent)._modules[own] = Activation(ACTIVATIONS[type(module).__name__])
         elif "RotaryEmbedding" in type(module).__name__:
             model.get_submodule(parent)._modules[own] = Angles(module)
+        elif type(module) is nn.Dropout:
+            model.get_submodule(parent)._modules[own] = Same()
 
 
 def position_count(model: PreTrainedModel) -> int:
