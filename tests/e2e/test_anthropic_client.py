@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import anthropic
 import pytest
-from anthropic import beta_tool
 from pydantic import BaseModel, ConfigDict
 from serving import Server, serving
 
@@ -45,8 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
+def client(server: Server) -> Any:
+    from anthropic import Anthropic  # by the process that runs these tests alone
+
+    return Anthropic(base_url=server.url, api_key="secret", max_retries=0)
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def shown(message: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_stream_brings_the_whole_answer(
-    client: anthropic.Anthropic, more: dict[str, Any], kinds: list[str], reason: str
+    client: Any, more: dict[str, Any], kinds: list[str], reason: str
 ) -> None:
     asked = body(**more)
     whole = client.messages.create(**asked)
@@ -85,7 +85,7 @@ def test_a_stream_brings_the_whole_answer(
     assert begun == ended == [*range(len(kinds))] and (events[0].type, events[-1].type) == ("message_start", "message_stop")
 
 
-def test_thinking_has_its_budget_and_comes_back(client: anthropic.Anthropic) -> None:
+def test_thinking_has_its_budget_and_comes_back(client: Any) -> None:
     answer = client.messages.create(**body(thinking=THINKING))
     thought, text = answer.content
     assert thought.thinking and thought.signature and text.text and "<think>" not in thought.thinking + text.text
@@ -100,13 +100,13 @@ def test_thinking_has_its_budget_and_comes_back(client: anthropic.Anthropic) -> 
 
 
 @pytest.mark.parametrize("more", [{}, {"system": "Be brief."}, {"tools": [WEATHER, NOW]}, {"thinking": THINKING}])
-def test_the_count_of_tokens_is_what_an_answer_reads(client: anthropic.Anthropic, more: dict[str, Any]) -> None:
+def test_the_count_of_tokens_is_what_an_answer_reads(client: Any, more: dict[str, Any]) -> None:
     counted = client.messages.count_tokens(model="demo", messages=[USER], **more)
     usage = client.messages.create(**body(max_tokens=1, **more)).usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens > 4
 
 
-def test_a_loop_of_calls_by_hand(client: anthropic.Anthropic) -> None:
+def test_a_loop_of_calls_by_hand(client: Any) -> None:
     """Each turn sends the calls and results of all earlier ones, which the prefix cache still has."""
     messages: list[Any] = [USER]
     before = 0
@@ -124,8 +124,10 @@ def test_a_loop_of_calls_by_hand(client: anthropic.Anthropic) -> None:
     assert before > 100
 
 
-def test_the_package_s_own_loop_runs_its_tools(client: anthropic.Anthropic) -> None:
+def test_the_package_s_own_loop_runs_its_tools(client: Any) -> None:
     """It asks for a thread first, and goes on without one when it gets the error for that."""
+    from anthropic import beta_tool
+
     asked: list[str] = []
 
     @beta_tool
@@ -143,14 +145,16 @@ def test_the_package_s_own_loop_runs_its_tools(client: anthropic.Anthropic) -> N
     assert asked == [call.input["city"] for call in calls][: len(asked)] and len(asked) >= 2
 
 
-def test_its_parsed_outputs(client: anthropic.Anthropic) -> None:
+def test_its_parsed_outputs(client: Any) -> None:
     parsed = client.messages.parse(**body(output_format=City))
     assert isinstance(parsed.parsed_output, City)
     with client.messages.stream(**body(output_format=City)) as stream:
         assert stream.get_final_message().parsed_output == parsed.parsed_output
 
 
-def test_what_is_not_served_is_refused_by_name(server: Server, client: anthropic.Anthropic) -> None:
+def test_what_is_not_served_is_refused_by_name(server: Server, client: Any) -> None:
+    import anthropic
+
     request: Any = {"custom_id": "a", "params": {"model": "demo", "max_tokens": 5, "messages": [USER]}}
     for ask in (lambda: client.messages.batches.create(requests=[request]), lambda: client.messages.batches.retrieve("b")):
         with pytest.raises(anthropic.NotFoundError, match="Batches in Anthropic's API are not supported: upload"):

@@ -1,13 +1,14 @@
 """langchain-openai and pydantic-ai against the real server: structured modes, tools and streams, read by their own parsers.
 
 The demo model knows little: calls are forced, and texts in schemas are bounded. instructor and litellm are not among them: they need
-other versions of what vnext's environment has.
+other versions of what vnext's environment has. Only the process that runs these tests loads the two.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,12 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving import Server, serving
 
 WHY = 'the extra "clients" is not installed: pip install -c constraints.txt -e ".[dev,clients]"'
-langchain_openai = pytest.importorskip("langchain_openai", reason=WHY)
-pydantic_ai = pytest.importorskip("pydantic_ai", reason=WHY)
-
-from langchain_core.messages import HumanMessage, ToolMessage  # noqa: E402
-from pydantic_ai.models.openai import OpenAIChatModel  # noqa: E402
-from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
+if None in map(find_spec, ("langchain_openai", "pydantic_ai")):
+    pytest.skip(WHY, allow_module_level=True)
 
 TEMPLATE = Path(__file__).with_name("agent_template.jinja")
 METHODS = ("function_calling", "json_mode", "json_schema")
@@ -59,7 +56,9 @@ def closing(server: Server) -> int:
 
 @pytest.fixture(scope="module")
 def chat(server: Server) -> Any:
-    return langchain_openai.ChatOpenAI(
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
         base_url=f"{server.url}/v1", api_key="none", model="demo", max_tokens=150, temperature=0.7, seed=3, max_retries=0
     )
 
@@ -102,6 +101,8 @@ def test_langchain_leaves_the_choice(chat: Any, choice: str) -> None:
 
 
 def test_langchain_streams_a_call_and_takes_its_result(chat: Any) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
     forced = chat.bind_tools([City], tool_choice="City")
     pieces = [*forced.stream([HumanMessage("Which city?")])]
     whole = pieces[0]
@@ -118,11 +119,16 @@ def test_langchain_streams_a_call_and_takes_its_result(chat: Any) -> None:
 
 @pytest.fixture(scope="module")
 def model(server: Server) -> Any:
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     return OpenAIChatModel("demo", provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
 
 
 def agent(server: Server, model: Any, mode: str, **options: Any) -> Any:
     """`mode` is a kind of output. A prompted output sends its schema as words only, so any object answers it."""
+    import pydantic_ai
+
     settings: dict[str, Any] = {"max_tokens": 150, "temperature": 0.7, "seed": 3, "parallel_tool_calls": False}
     if mode == "PromptedOutput":
         output = pydantic_ai.PromptedOutput(Anything)
@@ -158,6 +164,8 @@ def test_pydantic_ai_streams_a_text(server: Server, model: Any) -> None:
 
 def test_pydantic_ai_runs_a_tool(server: Server, model: Any) -> None:
     """One of the seeds has the model call the tool; the next turn offers the output alone."""
+    from pydantic_ai import Tool
+
     asked: list[str] = []
 
     async def until_asked(_: Any, definition: Any) -> Any:
@@ -168,7 +176,7 @@ def test_pydantic_ai_runs_a_tool(server: Server, model: Any) -> None:
         asked.append(city)
         return "rain"
 
-    tools = [pydantic_ai.Tool(weather, prepare=until_asked, strict=True)]
+    tools = [Tool(weather, prepare=until_asked, strict=True)]
     for seed in range(20):
         ran = agent(server, model, "ToolOutput", tools=tools).run_sync("Which city?", model_settings={"seed": seed})
         assert isinstance(ran.output, City)

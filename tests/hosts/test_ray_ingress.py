@@ -1,4 +1,7 @@
-"""Ray Serve's ingress over replicas that end: what a client gets, without a cluster. test_on_ray.py kills real ones."""
+"""Ray Serve's ingress over replicas that end: what a client gets, without a cluster. test_on_ray.py kills real ones.
+
+Only the process that runs these tests loads Ray.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,19 @@ import pytest
 if find_spec("ray") is None:
     pytest.skip("the extra vnext[ray] is not installed", allow_module_level=True)
 
-from ray.exceptions import ActorDiedError
-
 from vnext.gateway.outgoing import CONTINUED_MAX, Failed
-from vnext.ray import ingress
-from vnext.ray.ingress import Head, Passing
-from vnext.ray.routing import REQUEST_ID, ViewRouter
 
-WHOLE = Head(200, [("Content-Type", "application/json")], 4, "one")
-STREAM = Head(200, [("Content-Type", "text/event-stream; charset=utf-8")], None, "one")
-DIES = ActorDiedError()
-HANGS = None
+DIES, HANGS = "dies", None
+WHOLE = (200, [("Content-Type", "application/json")], 4, "one")
+"""A `Head`."""
+
+
+def streamed(status: int = 200, fingerprint: str = "one", kind: str = "text/event-stream; charset=utf-8") -> tuple[Any, ...]:
+    """A `Head`; `kind` "": of nothing known."""
+    return status, [("Content-Type", kind)] if kind else [], None, fingerprint
+
+
+STREAM = streamed()
 
 
 def event(text: str, id_: str = "first") -> bytes:
@@ -39,18 +44,22 @@ class Id(NamedTuple):
 
 
 class Answering:
-    """One call of a replica: yields the parts, raises an error among them, hangs at None."""
+    """One call of a replica: yields the parts, hangs or dies among them."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts, self.is_cancelled = parts, False
 
-    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        from ray.exceptions import ActorDiedError
+
+        from vnext.ray.ingress import Head
+
         for part in self._parts:
             if part is HANGS:
                 await asyncio.Event().wait()
-            if isinstance(part, Exception):
-                raise part
-            yield part
+            if part is DIES:
+                raise ActorDiedError()
+            yield Head(*part) if isinstance(part, tuple) else part
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -70,12 +79,15 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "PAUSE_S", 0.0)
-    monkeypatch.setattr(ingress, "WAIT_S", 60.0)
+    monkeypatch.setattr("vnext.ray.ingress.PAUSE_S", 0.0)
+    monkeypatch.setattr("vnext.ray.ingress.WAIT_S", 60.0)
 
 
-def answered(handle: Handle, **body: Any) -> tuple[Head, bytes]:
-    async def run() -> tuple[Head, bytes]:
+def answered(handle: Handle, **body: Any) -> tuple[Any, bytes]:
+    from vnext.ray.ingress import Passing
+    from vnext.ray.routing import REQUEST_ID
+
+    async def run() -> tuple[Any, bytes]:
         headers = {REQUEST_ID: "r", "content-type": "application/json"}
         answer = Passing(handle, "POST", "/v1/completions", "", headers, json.dumps({"prompt": "a", **body}).encode()).answer()
         return await answer.head(), b"".join([part async for part in answer.body()])
@@ -97,7 +109,7 @@ def test_one_that_ends_every_replica_is_given_up() -> None:
 
 
 def test_a_stream_goes_on_where_the_fingerprint_is_the_same() -> None:
-    other = STREAM._replace(fingerprint="other")
+    other = streamed(fingerprint="other")
     handle = Handle(
         [STREAM, event("one t"), event("wo"), DIES],
         [other, event("another text", "second")],
@@ -113,13 +125,13 @@ def test_a_stream_goes_on_where_the_fingerprint_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "second", [[HANGS], [STREAM._replace(fingerprint="other")], [STREAM._replace(status=503)], [STREAM, event("two", "second")]],
+    "second", [[HANGS], [streamed(fingerprint="other")], [streamed(status=503)], [STREAM, event("two", "second")]],
     ids=["no replica is left", "other weights", "a busy replica", "another text all the same"],
 )  # fmt: skip
 def test_a_stream_with_which_no_replica_can_go_on_ends_with_an_error(
     second: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress, "WAIT_S", 0.3)
+    monkeypatch.setattr("vnext.ray.ingress.WAIT_S", 0.3)
     body = answered(Handle([STREAM, event("one"), DIES], second), stream=True)[1]
     assert body.startswith(event("one")) and b"two" not in body
     assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "backend_lost"
@@ -127,10 +139,12 @@ def test_a_stream_with_which_no_replica_can_go_on_ends_with_an_error(
 
 def test_what_is_no_stream_breaks_off() -> None:
     with pytest.raises(Failed):
-        answered(Handle([STREAM._replace(headers=[]), b"an archive of gigabytes", DIES]))
+        answered(Handle([streamed(kind=""), b"an archive of gigabytes", DIES]))
 
 
 def test_the_router_chooses_among_the_replicas_of_a_fingerprint() -> None:
+    from vnext.ray.routing import ViewRouter
+
     router = object.__new__(ViewRouter)
     router.initialize_state("least_loaded")
     replicas = [
