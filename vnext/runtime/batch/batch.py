@@ -76,9 +76,9 @@ class PersistentBatch(BatchRows):
         prompts = prompt_inputs(self._prompts, scheduled, places, forward.query_starts) if self._prompts else None
         inputs = StepInputs(forward, sampling, logprobs, prompts, scheduled.copies)
         # The next decode can advance these arrays if there is one group of layers that attend, no row is below its minimum length,
-        # and none begins with empty states.
+        # none begins with empty states, and none is a prompt's last token that is an image's.
         decodes = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._config.group_count == 1
-        may_stay = decodes and sampling is not None and sampling.banned is None
+        may_stay = decodes and not forward.inputs and sampling is not None and sampling.banned is None
         if may_stay and forward.recurrent is not None:
             may_stay = not forward.recurrent.fresh.any()
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None

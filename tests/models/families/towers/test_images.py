@@ -104,6 +104,14 @@ def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, tor
     assert first == again and hits == [0] and same == [20] and others == [0]
 
 
+def test_an_image_at_the_end_is_of_the_prompt_alone(reader: tuple[Path, torch.nn.Module]) -> None:
+    """The last token of a prompt that is in the cache is the image's; those after it are the answer's."""
+    prompt = with_inputs(np.array([5, *[IMAGE] * TILE_TOKENS], np.int32), [Input(1, TILE_TOKENS, DIGESTS[0])])
+    with engines_here(), LLM(str(reader[0]), **HERE, log="off") as llm:
+        found = [answers(llm, [prompt]) for _ in range(2)]
+    assert found[0][0] == found[1][0] and [hits for _, hits in found] == [[0], [TILE_TOKENS]]
+
+
 def test_an_update_changes_what_reads_images_by_no_number(reader: tuple[Path, torch.nn.Module]) -> None:
     """A tower computes with the weights that it began with, so an update has these, in any dtype, or none of them."""
     own = load_file(reader[0] / "model.safetensors")
