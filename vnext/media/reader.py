@@ -140,7 +140,8 @@ class ImageReader:
             text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
         if self._shares and any(image.is_film for image in images):
             return text  # whose frames are images
-        text = with_images(text, [image.text for image in images if not image.is_film], self._form.mark, self.kind)
+        texts = getattr(self._form, "numbered", list)([image.text for image in images if not image.is_film])
+        text = with_images(text, texts, self._form.mark, self.kind)
         between = getattr(self._form, "between", "")
         return text.replace(2 * between, between) if between else text
 

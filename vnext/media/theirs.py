@@ -64,6 +64,7 @@ class TheirForm:
             self._processor = _processor_in(folder)
             self.mark = self.shown = str(vars(self._processor)["image_token"])
             self.between = str(getattr(self._processor, "fake_image_token", ""))
+            self._around = tuple(str(getattr(self._processor, f"image_id_{side}_token", "")) for side in ("start", "end"))
         except Exception as error:  # foreign code may raise anything
             by = f"transformers {transformers.__version__}"
             raise MediaError(f"{by} cannot make the processor in {folder}: {first_line(error)}") from error
@@ -77,6 +78,11 @@ class TheirForm:
             return Seen((Part(picture),), self.read(picture).text)
         except Exception as error:  # as above
             raise MediaError(f"{name} cannot be read by this model's processor: {first_line(error)}") from error
+
+    def numbered(self, texts: list[str]) -> list[str]:
+        """The texts of a prompt's images with each one's number, where they have any: each was read as the first one."""
+        begin, end = self._around
+        return [text.replace(f"{begin}0{end}", f"{begin}{at}{end}", 1) if begin else text for at, text in enumerate(texts)]
 
     def spelled(self, part: Part) -> np.ndarray:
         found = self.read(part.pixels)
@@ -110,6 +116,7 @@ def _processor_in(folder: Path) -> ProcessorMixin:
     }
     own = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
     settings, _ = kind.get_processor_dict(folder)
+    parts["video_processor"] = parts["image_processor"]  # which some ask for settings, and no video
     given = [parts.get(name) for name in kind.get_attributes()]
     found: ProcessorMixin = cast(type[ProcessorMixin], own).from_args_and_dict(given, settings)
     found.tokenizer = Heard(found.tokenizer)

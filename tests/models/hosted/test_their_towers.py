@@ -139,7 +139,7 @@ def test_a_decoder_that_is_given_more_is_refused(folder: Path, monkeypatch: pyte
     read, stopped = form.read(PICTURES[0]), seeing.Stopped.__init__
     assert len(tower.vectors(read.tokens, read.span, read.given)) == 64
     for more, sentence in (
-        ({"position_ids": torch.zeros(1)}, "gives its decoder position_ids beside the vectors"),
+        ({"position_ids": torch.zeros((3, 1, 2))}, "gives its decoder position_ids beside the vectors"),
         ({"inputs_embeds": torch.ones((1, 66, 48))}, "gives its decoder no vectors in the places"),
         ({"inputs_embeds": None}, "gives its decoder no vectors in the places"),
     ):

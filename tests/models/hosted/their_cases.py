@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from vnext.media.transforms import module_of
 
-SIDE, PATCH, VECTOR, VOCABULARY = 32, 4, 90, 97
+SIDE, PATCH, VECTOR, VOCABULARY = 32, 4, 90, 99
 TEXT: dict[str, Any] = dict(
     vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
@@ -45,6 +45,11 @@ class Case(NamedTuple):
     mark: str = "<image>"
 
 
+GRID = {
+    "hidden_size": 64, "intermediate_size": 96, "patch_size": PATCH, "spatial_merge_size": 2, "out_hidden_size": 48,
+    "initializer_range": 0.15,
+}  # fmt: skip
+PACKED = ("Qwen2VLImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}})
 LLAVA = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 CLIP_SQUARE = {"size": SQUARE, "crop_size": SQUARE}
 NEXT = ("LlavaNextImageProcessorPil", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE,
@@ -136,6 +141,34 @@ CASES = {
         {"vision_config": NAVIT | {"pos_emb_height": 8, "pos_emb_width": 8}, "projection_hidden_size": 64},
         ("<image>",), {"image_token": "<image>"}, {},
         ("Kimi_K25ImageProcessor", {"patch_size": PATCH, "max_patches": 64}),
+    ),
+    "exaone4_5": Case(
+        "Exaone4_5_", TEXT | {"model_type": "exaone4", "sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]},
+        {"vision_config": GRID | {"depth": 2, "num_heads": 4, "num_key_value_heads": 2, "fullatt_block_indexes": [1], "window_size": 16}},
+        ("<image>",), {"image_token": "<image>"}, {}, PACKED,
+    ),
+    "lfm3_vl": Case(
+        "Lfm3Vl", TEXT | {
+            "model_type": "lfm3", "head_dim": 12, "sliding_window": 40, "layer_types": ["conv", "full_attention"]},
+        {"vision_config": GRID | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}, "projector_hidden_size": 40},
+        ("<image>", "<vis>", "</vis>"), {"image_token": "<image>", "vision_start_token": "<vis>", "vision_end_token": "</vis>"}, {}, PACKED,
+    ),
+    "video_llama_3": Case(
+        "VideoLlama3", TEXT | {"model_type": "qwen2"}, {"vision_config": NAVIT}, ("<image>",), {"image_token": "<image>"}, {},
+        ("VideoLlama3ImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": PACKED[1]["size"]}),
+    ),
+    "minicpmv4_6": Case(
+        "MiniCPMV4_6",
+        TEXT | {
+            "model_type": "qwen3_5_text", "head_dim": 16, "linear_key_head_dim": 24, "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}},
+        {"vision_config": VISION | {"insert_layer_id": 0}, "insert_layer_id": 0, "image_size": SIDE},
+        ("<image>", "<im>", "</im>", "<slice>", "</slice>", "<id>", "</id>", "0", "1"),
+        {"image_token": "<image>", "image_start_token": "<im>", "image_end_token": "</im>", "slice_start_token": "<slice>",
+         "slice_end_token": "</slice>", "image_id_start_token": "<id>", "image_id_end_token": "</id>", "video_token": "<video>"},
+        {}, ("MiniCPMV4_6ImageProcessorPil", {"patch_size": PATCH, "scale_resolution": SIDE, "max_slice_nums": 4}),
     ),
 }  # fmt: skip
 TEMPLATE = (

@@ -40,6 +40,8 @@ ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "m
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 HARMLESS = (bool, int, float, str)
 SCALING = re.compile(r"logits?_scal|softcap")
+TURNING = "def get_rope_index("
+"""In the code of models that give tokens of images positions of their own."""
 NOT_SERVED = "which vnext does not serve"
 
 
@@ -103,9 +105,12 @@ def parse(own: Family, raw: Json, generation: Json) -> ModelConfig:
     ours = {key: value for key, value in raw.items() if key in ("dtype", "torch_dtype", ASKED_LENGTH, "tokenizer_eos_token_id")}
     tied = bool(getattr(whole, "tie_word_embeddings", False))
     config: ModelConfig = own.parse(ours | given | {"architectures": [decoder], "tie_word_embeddings": tied}, generation)
+    code = modeling(str(raw["model_type"]))
+    if config.rope.axes and TURNING not in code:  # all three of a token's positions are its place
+        config = replace(config, rope=replace(config.rope, axes=()))
     if config.rope.axes:
         raise ModelError(f"{name} turns tokens of images by their rows and columns, {NOT_SERVED} with a tower of transformers")
-    if SCALING.search(modeling(str(raw["model_type"]))) is None:  # the whole model's head has no scale of its decoder's
+    if SCALING.search(code) is None:  # the whole model's head has no scale of its decoder's
         config = replace(config, form=replace(config.form, logits_scale=1.0), logits_softcap=0.0)
     return replace(config, architecture=architecture, tower=tower_of(whole, config.hidden_size, name))
 
@@ -236,12 +241,19 @@ class TheirTower:
         except Exception as error:  # foreign code may raise anything
             raise ModelError(f"transformers cannot compute the tower of {self._name}: {first_line(error)}") from error
         found = others.pop("inputs_embeds", None)
-        if more := sorted(name for name, each in others.items() if each is not None and not isinstance(each, HARMLESS)):
+        if more := sorted(name for name, each in others.items() if not is_harmless(name, each)):
             raise ModelError(f"{self._name} gives its decoder {', '.join(more)} beside the vectors of images, {NOT_SERVED}")
         has_all = isinstance(found, torch.Tensor) and found.shape == (1, len(tokens), self._width)
         if not isinstance(found, torch.Tensor) or not has_all or found[0, : span.start].any() or found[0, span.stop :].any():
             raise ModelError(f"{self._name} gives its decoder no vectors in the places of its images' tokens, {NOT_SERVED}")
         return found[0, span] * self._scale if self._scale != 1.0 else found[0, span]
+
+
+def is_harmless(name: str, given: object) -> bool:
+    """Whether a decoder computes the same without an argument: flags, and positions that count the tokens."""
+    if isinstance(given, torch.Tensor) and name == "position_ids":
+        return bool((given == torch.arange(given.shape[-1])).all())
+    return given is None or isinstance(given, HARMLESS)
 
 
 @contextmanager
