@@ -56,6 +56,24 @@ def test_a_home_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
         hub.resolve("owner/name")
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "two words.GGUF", "folder/model.gguf", "a/b/c/model.gguf"])
+def test_a_gguf_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelError, match=f"^there is no file '{name}'; give an existing GGUF file, a folder or a hub id"):
+        hub.resolve(name)
+
+
+def test_a_url_is_not_a_model() -> None:
+    with pytest.raises(ModelError, match="^'https://x.example/a/b.gguf' is a URL; download the file and give its path"):
+        hub.resolve("https://x.example/a/b.gguf")
+
+
+@pytest.mark.parametrize("name", ["MODEL.GGUF", "sha256-b179c9523d0e", "model.gguf.txt"])
+def test_a_gguf_file_may_have_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF" + bytes(20))
+    (tmp_path / name).symlink_to("blob")
+    assert hub.resolve(str(tmp_path / name)) == tmp_path / name
+
+
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_text("")
     with pytest.raises(ModelError, match="is a file; give a GGUF file, or the folder"):

@@ -113,6 +113,7 @@ def test_chat_and_doctor() -> None:
     argv = "chat --url http://host:1/ --temperature 0 --max-tokens 9 --sampling-seed 3 --system hello".split()
     chat = parse(argv, {"XDG_STATE_HOME": "/state"})
     assert chat == ChatCommand(
+        word="chat",
         url="http://host:1", api_key="", engine=EngineSettings(), system="hello", temperature=0.0, max_tokens=9, seed=3,
         history="/state/vnext/chat_history",
     )  # fmt: skip

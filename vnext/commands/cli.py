@@ -50,7 +50,7 @@ def run(command: Command) -> int:
         case ChatCommand():
             from vnext.commands.chat.terminal import chat
 
-            return reporting("vnext chat")(chat)(command)
+            return reporting(f"vnext {command.word}")(chat)(command)
         case BatchCommand():
             from vnext.commands.batch import batch
 

@@ -23,7 +23,7 @@ from vnext.gateway.run import run_router
 from vnext.gateway.settings import RouterSettings
 from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, Shelf
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import SUFFIX
+from vnext.models.gguf.folder import plain_name
 from vnext.models.loading.named import MODELS, here, name_of
 from vnext.options.reader import ServeCommand
 from vnext.runtime.processes.cpu_limits import read
@@ -77,7 +77,7 @@ def names_of(models: tuple[str, ...], given: tuple[str, ...]) -> list[tuple[str,
     """The names of each model: the one that is given for it, or the file's or folder's and the model as it was written."""
     if given:
         return [(name,) for name in given]
-    written = [Path(model).name.removesuffix(SUFFIX) if Path(model).expanduser().exists() else model for model in models]
+    written = [plain_name(Path(model)) if Path(model).expanduser().exists() else model for model in models]
     return [(name, model) if name != model else (name,) for name, model in zip(written, models)]
 
 

@@ -55,8 +55,9 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext chat`: with the server at `url` or, where that is "", with a new engine. `history` is a path, "" for none."""
+    """`vnext chat`, or `run`: with the server at `url` or, if that is "", a new engine. `history`: a path, "" for none."""
 
+    word: str
     url: str
     api_key: str
     engine: EngineSettings
@@ -327,17 +328,16 @@ API_SERVERS_MAX = 256
 def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
     if given.values["url"]:
         require_no_engine(given)
-    values: dict[str, Any] = {option.name: given.values[option.name] for option in CHAT}
+    values: dict[str, Any] = {option.name: given.values[option.name] for option in CHAT} | {"word": given.command}
     values |= {"url": server_url(values["url"]), "seed": values.pop("sampling_seed")}
     values["history"] = "" if values["history"] == "none" else values["history"] or _history_path(environment)
     return ChatCommand(engine=engine_of(given), **values)
 
 
 def _run_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
-    command = _chat_command(given, environment)
-    if not (command.engine.model or command.url):
-        raise SettingsError("model is missing: write `vnext run NAME`; `vnext list` shows names.")
-    return command
+    if (command := _chat_command(given, environment)).engine.model or command.url:
+        return command
+    raise SettingsError("model is missing: write `vnext run NAME`; `vnext list` shows names.")
 
 
 def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:

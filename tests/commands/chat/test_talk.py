@@ -19,6 +19,7 @@ from vnext.commands.chat.conversation import Conversation, is_command, obey
 from vnext.commands.chat.engine import EngineTalker
 from vnext.commands.chat.talker import TalkFailed, TalkTooLong
 from vnext.commands.chat.terminal import Lines, ServerTalker, Shown, chat, show, speed, talk, talker
+from vnext.commands.cli import main
 from vnext.options.reader import ChatCommand, parse
 from vnext.runtime.protocol.sampling_params import SamplingParams, context_exceeded
 
@@ -206,6 +207,14 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
         talker(command)
     assert chat(command) == 2
     assert capsys.readouterr().err.startswith("vnext chat: http://127.0.0.1:1 cannot be reached (Connection refused): is")
+
+
+def test_a_model_that_is_not_there_is_said_by_the_command_as_it_was_typed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for word in ("run", "chat"):
+        assert main([word, "./none", "--models-dir", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == (
+            f"vnext {word}: there is no folder './none'; give an existing folder or a hub id such as owner/name.\n"
+        )
 
 
 def test_end_of_input_ends_a_talk_with_an_own_engine(root: Path, tmp_path: Path) -> None:

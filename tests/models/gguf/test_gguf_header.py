@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -214,6 +217,31 @@ def test_a_file_without_what_a_model_needs(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"architecture \"\['llama'\]\" is not read"):
         gguf_folder(write(tmp_path / "c.gguf", METADATA | words | {"general.architecture": ["llama"]}), tmp_path / "folders")
     assert not (tmp_path / "folders").exists()
+
+
+@pytest.mark.parametrize(
+    ("packed", "sentence"),
+    [
+        (b"PK\3\4", "is a zip archive; unpack it, and give the GGUF file that is in it"),
+        (gzip.compress(b"GGUF"), "is packed by gzip; unpack it, and"),
+        (lzma.compress(b"GGUF"), "is packed by xz; unpack it, and"),
+        (bytes.fromhex("28b52ffd"), "is packed by zstd; unpack it, and"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is only a pointer of Git LFS to the file: run 'git lfs pull'"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_gguf_file_is_named(packed: bytes, sentence: str, file: Path) -> None:
+    file.write_bytes(packed + bytes(100))
+    with pytest.raises(ModelError, match=f"^{re.escape(f'{file} {sentence}')}"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("name", ["blob", "MODEL.GGUF"])
+def test_a_file_of_any_name_is_shown_as_a_folder(name: str, tmp_path: Path) -> None:
+    vocabulary = vocabulary_of(json.loads((DEMO_MODEL / "tokenizer.json").read_text()), "gpt-2")
+    model = convert(DEMO_MODEL, tmp_path / "model.gguf", vocabulary)
+    assert gguf_folder(model, tmp_path / "made").name == "model"
+    assert gguf_folder(model.rename(tmp_path / name), tmp_path / "made").name == name.removesuffix(".GGUF")
+    assert gguf_in(tmp_path) == (tmp_path / name if "." in name else None), "a folder is searched for endings"
 
 
 def test_a_folder_with_several_models(file: Path) -> None:

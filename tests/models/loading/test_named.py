@@ -235,6 +235,9 @@ def test_names_have_no_revision_and_misspelt_ones_are_guessed(shelf: Path) -> No
         hub.resolve("toy", "v1", named=shelf)
     with pytest.raises(ModelError, match=r"no folder and no model 'toyy': did you mean toy\?"):
         hub.resolve("toyy", named=shelf)
+    for tagged in ("toy:latest", "Toy", "TOY:1b"):  # as Ollama writes them
+        with pytest.raises(ModelError, match=rf"no folder and no model '{tagged}': did you mean toy\?"):
+            hub.resolve(tagged, named=shelf)
 
 
 def test_a_file_beside_gguf_says_how_to_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

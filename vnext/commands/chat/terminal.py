@@ -59,7 +59,7 @@ def chat(command: ChatCommand) -> int:
             conversation = Conversation(other.title, command.system, sampling_options(command))
             talk(other, conversation, console, lines(console, command.history))
     except TalkFailed as error:
-        print(f"vnext chat: {error}", file=sys.stderr)
+        print(f"vnext {command.word}: {error}{'' if str(error)[-1] in '.?' else '.'}", file=sys.stderr)
         return REFUSED if isinstance(error, TalkRefused) else FAILED
     except KeyboardInterrupt:
         console.print()

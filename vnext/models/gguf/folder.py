@@ -17,7 +17,7 @@ import msgspec
 
 from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
-from vnext.models.gguf.header import Header, Tensor, library_folder, name_map, read_header
+from vnext.models.gguf.header import MAGIC, Header, Tensor, library_folder, name_map, read_header
 from vnext.models.gguf.towers import is_tower, seeing
 
 SUFFIX = ".gguf"
@@ -58,13 +58,28 @@ def linked_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(LINKS))
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, by its ending or, as a blob of Ollama has none, by its first bytes. Raises OSError."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == SUFFIX:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def plain_name(path: Path) -> str:
+    """The name of a folder or a GGUF file without the latter's ending."""
+    return path.stem if path.suffix.lower() == SUFFIX else path.name
+
+
 def gguf_in(folder: Path) -> Path | None:
     """The one model that a folder without config.json holds as GGUF, its first file if it is split; None where there is none.
     Raises ModelError where there are several."""
     if (folder / "config.json").is_file():
         return None
-    every = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not is_tower(path)]
-    found = [path for path in every if not (match := SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
+    named = sorted(path for path in folder.glob("*") if path.suffix.lower() == SUFFIX and not is_tower(path))
+    found = [path for path in named if not (match := SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
     if len(found) > 1:
         raise ModelError(f"{folder} has several models, {', '.join(path.name for path in found)}: name one of these files")
     return found[0] if found else None

@@ -19,12 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.errors import ModelError
 
 if TYPE_CHECKING:
     from gguf.tensor_mapping import TensorNameMap
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
+PACKED = {b"PK\3\4": "a zip archive", b"\x1f\x8b": "packed by gzip", b"(\xb5/\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz"}
+"""What a file is that begins so."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
@@ -124,6 +127,10 @@ def read_header(file: Path, has_texts: bool = True) -> Header:
     sentence."""
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if is_pointer(data[:POINTER_BYTES]):
+                raise ModelError(pointer_sentence(file))
+            if kind := next((PACKED[first] for first in PACKED if data[: len(first)] == first), ""):
+                raise ModelError(f"{file} is {kind}; unpack it, and give the GGUF file that is in it")
             return _header(_Cursor(data, has_texts), len(data))
     except (_Broken, ValueError, OSError) as error:
         raise ModelError(f"{file} is no GGUF file that can be read ({error}); download it again") from error

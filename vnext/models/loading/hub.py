@@ -16,7 +16,7 @@ from vnext.base.spelling import close_to
 from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import SPLIT, SUFFIX
+from vnext.models.gguf.folder import SPLIT, SUFFIX, is_gguf
 from vnext.models.gguf.towers import is_tower
 from vnext.models.loading.named import MODELS, fetch, here, is_requirement
 
@@ -42,7 +42,7 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
     """
     try:
         local = Path(model).expanduser()
-        is_here = bool(model) and (local.is_dir() or (local.suffix == SUFFIX and local.is_file()))
+        is_here = bool(model) and (local.is_dir() or is_gguf(local))
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
         raise ModelError(f"{model!r} cannot be opened ({error}); give an existing folder or a hub id") from error
@@ -58,10 +58,14 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
         raise ModelError(f"{model!r} is a file; give a GGUF file, or the folder that holds config.json and the safetensors files")
     if named is not None and has_name:
         return fetch(model, named)
+    if "://" in model:
+        raise ModelError(f"{model!r} is a URL; download the file and give its path, or give a hub id such as owner/name")
+    if local.suffix.lower() == SUFFIX and ":" not in model:
+        raise ModelError(f"there is no file {model!r}; give an existing GGUF file, a folder or a hub id such as owner/name")
     repository, _, wanted = model.partition(":")
     if not model or model[0] in "./~" or model[-1] == "/" or repository.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
-    if meant := close_to(model, MODELS) if named is not None else "":
+    if meant := close_to(repository.lower(), MODELS) if named is not None else "":
         raise ModelError(f"there is no folder and no model {model!r}: did you mean {meant}?")
     return download(repository, revision, with_weights, wanted)
 

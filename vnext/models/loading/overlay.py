@@ -22,7 +22,7 @@ from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import FORM, LINK, LINKS, SUFFIX, files_of, texts_of
+from vnext.models.gguf.folder import FORM, LINK, LINKS, files_of, plain_name, texts_of
 from vnext.models.gguf.towers import tower_beside
 
 GENERATION_NAME = "generation_config.json"
@@ -77,7 +77,7 @@ def gguf_folder(file: Path, parent: Path) -> Path:
     tower = tower_beside(file := file.absolute())  # links of the hub's cache lead to names without an ending
     files = files_of(file) + ([tower] if tower else [])
     beside = files[0].with_name(GENERATION_NAME)
-    found = parent / _gguf_digest(files) / file.name.removesuffix(SUFFIX)
+    found = parent / _gguf_digest(files) / plain_name(file)
     if not found.is_dir():
         written = _texts_of(files, beside)
         texts = {name: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for name, value in written.items()}
