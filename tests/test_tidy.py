@@ -277,6 +277,7 @@ LATE_IMPORTS = {
     "vnext/models/gguf/folder.py": (3, "what describes a file is written once"),
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),
     "vnext/options/parser.py": (1, "YAML, where a file of options is given"),
+    "vnext/base/repeated.py": (1, "YAML, where a file of options or of keys is given"),
 }
 # Files that may read the environment, with the reason.
 ENVIRONMENT_READERS = {

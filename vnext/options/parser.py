@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
+from vnext.base.repeated import repeated_key
 from vnext.base.spelling import close_to
 from vnext.options.foreign import FOREIGN, OLLAMA, ON, Foreign, unknown_option
 from vnext.options.settings_check import checked
@@ -407,6 +408,8 @@ def from_file(path: str, options: Iterable[Option]) -> FileSays:
         if value is None:
             continue
         if (option := by_key.get(key)) is not None:
+            if option.name in found.options:
+                raise SettingsError(f"{path} says {key} twice, in two spellings: leave one of them out.")
             found.options[option.name] = SourcedValue(value, label)
         elif "--" + key not in FOREIGN:
             raise SettingsError(f"{path} has {given}, which is not an option{_remedy(close_to(key, by_key))}")
@@ -423,7 +426,10 @@ def _mapping(path: str) -> dict[Any, Any]:
     import yaml  # takes a tenth of a second, and only a start with a file needs it
 
     try:
-        found = yaml.safe_load(Path(path).expanduser().read_text())
+        text = Path(path).expanduser().read_text()
+        found = yaml.safe_load(text)
+        if twice := repeated_key(text):
+            raise SettingsError(f"{path} says {twice.key} twice, in {twice.where()}: leave one of them out.")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"the file {path} cannot be read ({reason}): give --config a YAML file.") from error

@@ -100,6 +100,7 @@ def test_no_key_is_kept_and_no_look_up_tells_of_one() -> None:
         ("keys: {", "no YAML"),
         ("[]", "has 0 keys"),
         ("- key: a\n- key: a", "has a key twice"),
+        ("- key: a\n  admin: false\n  admin: true", "says a field of one key twice, in lines 2 and 3: leave"),
         ("- key: ' '", "key 1 is empty"),
         ("- key: a\n- key: b\n  max_answers: -1", "key 2 .* negative limit"),
         ("- key: a\n- key: b\n  weight: 0", "keys, line 3: the weight is 0, and must be 1 to 100"),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.repeated import repeated_key
 from vnext.runtime.protocol.messages import SALT_END
 from vnext.server.context.admission import KeyLimits
 from vnext.server.context.key_counts import shared
@@ -178,6 +179,8 @@ def _of_file(path: str) -> list[ApiKey]:
         raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason}): give the path of a YAML file of keys.") from error
     except (ValueError, RecursionError) as error:
         raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error, data)}.") from error
+    if twice := repeated_key(data):
+        raise KeysUnusable(f"--api-key-file {path} says a field of one key twice, in {twice.where()}: leave one of them out.")
     if not 0 < len(found) <= KEYS_MAX:
         raise KeysUnusable(f"--api-key-file {path} has {len(found)} keys: it must have between 1 and {KEYS_MAX}.")
     for place, each in enumerate(found, start=1):
