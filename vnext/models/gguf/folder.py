@@ -102,12 +102,12 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     from vnext.models.gguf.tokenizer import Vocabulary
 
     header, towers = read_header(files[0]), [each for each in files[1:] if is_tower(each)]
-    config, form = config_of(header, _stretches(files[0], header)), dict[str, object]()
-    if towers:
-        config, form = seeing(config, header, read_header(towers[0]))
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
     generation: dict[str, object] = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
+    config, form = config_of(header, _stretches(files[0], header)), dict[str, object]()
+    if towers:
+        config, form = seeing(config, header, read_header(towers[0]))
     return {
         "config.json": config | generation,
         **({"preprocessor_config.json": form} if form else {}),
