@@ -126,6 +126,21 @@ def test_failures_have_their_status_where_no_stream_has_begun(several: Several) 
     assert several.call("POST", "/v1/chat/completions", CHAT)[0] == 200 and several.counted("vnext_router_model_loaded") == 1
 
 
+def test_ollamas_clients_see_every_model_and_which_are_loaded(several: Several) -> None:
+    def listed(path: str) -> list[str]:
+        status, body, _ = several.call("GET", path)
+        assert status == 200 and all(each["model"] == each["name"] and each["digest"] and each["details"] for each in body["models"])
+        return [each["name"] for each in body["models"]]
+
+    assert several.call("GET", "/api/version")[0] == 200
+    assert (listed("/api/tags"), listed("/api/ps")) == (["toy", "lost", "huge"], [])
+    several.loads.may_load.set()
+    assert several.call("POST", "/api/chat", CHAT | {"model": "toy:latest"})[0] == 200
+    assert (listed("/api/tags"), listed("/api/ps")) == (["toy", "lost", "huge"], ["toy"])
+    assert several.call("POST", "/api/show", {"name": "lost:latest"})[1] == {"error": "The model 'lost' cannot be loaded: it is lost."}
+    assert several.call("POST", "/v1/chat/completions", CHAT | {"model": "toy:latest"})[0] == 404, "a tag is Ollama's"
+
+
 def test_a_stored_response_is_served_until_its_model_is_unloaded(several: Several) -> None:
     several.loads.may_load.set()
     assert several.call("POST", "/v1/responses", {"model": "toy", "input": "x"})[1]["id"] == "resp_1"

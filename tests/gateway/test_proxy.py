@@ -61,6 +61,8 @@ def test_models_health_and_paths_that_do_not_pass(pair: tuple[Toy, Toy, RouterHe
     listed = router.call("GET", "/v1/models", **version)[1]
     assert [model["type"] for model in listed["data"]] == ["model"] and (listed["first_id"], listed["has_more"]) == ("toy", False)
     assert router.call("GET", "/v1/models/toy", **version)[1]["display_name"] == "toy"
+    for path in ("/api/tags", "/api/ps"):
+        assert [model["name"] for model in router.call("GET", path)[1]["models"]] == ["toy"]
     status, answer, headers = router.call("GET", "/v1/models/nope", **version)
     assert (status, answer["type"], answer["request_id"]) == (404, "error", headers["request-id"])
     assert router.call("GET", "/health")[1] == {"status": "ok", "ready": 2}

@@ -22,7 +22,7 @@ from yarl import URL
 from vnext.gateway.continuing import SHOWN
 from vnext.routing.approximate import BYTES_PER_TOKEN, piece_hashes
 from vnext.routing.prompts import Prompt
-from vnext.server.context.identity import SHOWING_PATHS
+from vnext.server.context.identity import SHOWING_PATHS, model_of
 from vnext.server.http.event_ids import HEADER
 from vnext.state.events import pack_tokens, unpack_tokens
 
@@ -33,7 +33,7 @@ KEY_BYTES = 256
 TIMEOUT_S = 0.5
 TEXT_BYTES_MIN = 256
 """A shorter prompt has no prefix worth knowing."""
-CHAT = "/v1/chat/completions"
+CHAT, OLLAMA = "/v1/chat/completions", "/api/"
 SHOWING = b'"image_url"', b'"input_image"', b'"image"', b'"images"', b'"video_url"', b'"audio_url"', b'"input_audio"'
 FIELDS = {
     CHAT: (
@@ -64,6 +64,8 @@ class _Body(msgspec.Struct):
     """The members that matter here, of any type. Those that make up the prompt are bytes as they came."""
 
     model: Any = None
+    name: Any = None
+    """The model of /api/show, as Ollama's older clients write it."""
     stream: Any = None
     seed: Any = None
     cache_salt: Any = None
@@ -123,7 +125,10 @@ def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Asked(body=body)
-    model, salt = (each if isinstance(each, str) else "" for each in (found.model, found.cache_salt))
+    named = found.model or found.name if path.startswith(OLLAMA) else found.model
+    model, salt = (each if isinstance(each, str) else "" for each in (named, found.cache_salt))
+    if path.startswith(OLLAMA):
+        model = model_of(model) or ""
     text = b"".join(bytes(getattr(found, name)) for name in _PROMPT)
     is_stream = found.stream is True and path in SHOWN
     given = next((each for each in (found.prompt_cache_key, found.user) if isinstance(each, str) and each), None)

@@ -149,7 +149,7 @@ def make_app(context: RouterContext) -> web.Application:
     app[CONNECTIONS] = Connections(context.settings.http, context.metrics.closed.add)
     app.on_response_prepare.append(add_headers)
     app[FRONT] = _front(context)
-    pages = [each for each in ROUTES if each.view in welcome.VIEWS]
+    pages = [each for each in ROUTES if each.view in welcome.VIEWS or each.path == "/api/version"]
     app[welcome.ROUTES] = tuple(each for each in ROUTES if each in pages or each.path in OPEN or views.passes(each.path))
     app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=True, has_key=bool(context.keys))
     app.add_routes(
@@ -162,6 +162,8 @@ def make_app(context: RouterContext) -> web.Application:
             web.get("/metrics", views.get_metrics),
             web.get("/v1/models", views.list_models),
             web.get("/v1/models/{model:.+}", views.get_model),
+            web.get("/api/tags", views.list_ollama_models),
+            web.get("/api/ps", views.list_ollama_models),
             web.get("/router/backends", views.list_backends),
             web.post("/router/backends", views.add_backend),
             web.delete("/router/backends", views.remove_backend),

@@ -20,7 +20,7 @@ from vnext.server.context.errors import ClientGone, ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.http.bodies import body_pieces, is_json
 from vnext.server.http.middleware import FRONT, failure_at
-from vnext.server.http.pages import anthropic_model, anthropic_page
+from vnext.server.http.pages import anthropic_model, anthropic_page, ollama_model
 
 PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/api/")
 """Beginnings of the paths that pass."""
@@ -97,6 +97,13 @@ async def list_models(request: web.Request) -> web.Response:
 def _models(request: web.Request) -> dict[str, dict[str, Any]]:
     context = request.app[ROUTER]
     return context.shelf.shown() if context.shelf is not None else context.fleet.models()
+
+
+async def list_ollama_models(request: web.Request) -> web.Response:
+    """GET /api/tags, and /api/ps, which leaves out what is not loaded."""
+    everywhere = request.path != "/api/ps"
+    models = [each for each in _models(request).values() if everywhere or each.get("state", "loaded") == "loaded"]
+    return web.json_response({"models": [ollama_model(each) for each in models]})
 
 
 async def get_model(request: web.Request) -> web.Response:

@@ -74,6 +74,11 @@ def api_of(path: str, headers: Mapping[str, str]) -> str:
     return "ollama" if path.startswith("/api/") else "openai"
 
 
+def model_of(name: str | None) -> str | None:
+    """A model's name without the tag that Ollama's clients add."""
+    return name.removesuffix(":latest") if name else None
+
+
 def client_of(request: web.Request) -> str:
     """The client whose share a request takes: its API key, where there are several or it has limits, else its address, or the
     network of an IPv6 address."""

@@ -1,7 +1,9 @@
-"""Pages: the part of a list that a query asks for, by the ids of the entries around it; the list of models in Anthropic's shape."""
+"""Pages: the part of a list that a query asks for, by the ids of the entries around it; models as Anthropic and Ollama list
+them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +13,7 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 Entry = TypeVar("Entry")
 ORDERS = ("asc", "desc")
 SECONDS_MAX = 2**36  # what a year of four digits holds
+NEVER = "9999-12-31T23:59:59Z"
 
 Model = Mapping[str, Any]
 
@@ -62,17 +65,37 @@ def _place(ids: Sequence[str], id_: str, name: str) -> int:
     return ids.index(id_)
 
 
-def anthropic_model(model: Model) -> dict[str, Any]:
+def anthropic_model(model: Model) -> dict[str, object]:
     """One model; that of another server may lack everything but its id."""
-    created, name = model.get("created"), model["id"]
-    began = datetime.fromtimestamp(created if isinstance(created, int) and 0 <= created < SECONDS_MAX else 0, UTC)
-    described = {"type": "model", "id": name, "display_name": name, "created_at": began.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    length = model.get("max_model_len")
+    name, length = model["id"], model.get("max_model_len")
+    described = {"type": "model", "id": name, "display_name": name, "created_at": _born(model)}
     return described | {"max_input_tokens": length, "max_tokens": length}
 
 
-def anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> dict[str, Any]:
+def _born(model: Model) -> str:
+    created = model.get("created")
+    began = datetime.fromtimestamp(created if isinstance(created, int) and 0 <= created < SECONDS_MAX else 0, UTC)
+    return began.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> dict[str, object]:
     """The page that `limit`, `after_id` and `before_id` ask for. Raises InvalidRequest."""
     page, has_more = page_of(models, lambda model: model["id"], query, ANTHROPIC_PAGES)
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return {"data": [anthropic_model(model) for model in page], "has_more": has_more} | ends
+
+
+def ollama_model(model: Model, fingerprint: str = "", size: int = 0, level: str = "") -> dict[str, object]:
+    """One model. `fingerprint`: of its system, "" where none is known. `size`: bytes. `level`: of its quantisation."""
+    name = model["id"]
+    return {
+        "name": name, "model": name, "digest": hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
+        "modified_at": _born(model), "expires_at": NEVER, "size": size, "size_vram": 0, "details": ollama_details(level),
+    }  # fmt: skip
+
+
+def ollama_details(level: str) -> dict[str, object]:
+    return {
+        "parent_model": "", "format": "vnext", "family": "vnext", "families": ["vnext"], "parameter_size": "",
+        "quantization_level": level,
+    }  # fmt: skip

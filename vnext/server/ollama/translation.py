@@ -12,6 +12,7 @@ import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import Names, converted
+from vnext.server.context.identity import model_of
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -51,11 +52,6 @@ def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | Co
     messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _content(body.images or (), body.prompt, sees)})
     return converted(_shared(body) | {"messages": messages}, ChatBody)
-
-
-def model_of(name: str | None) -> str | None:
-    """A model's name without the tag that Ollama's clients add."""
-    return name.removesuffix(":latest") if name else None
 
 
 def _shared(body: AskedBody) -> dict[str, object]:

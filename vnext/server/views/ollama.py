@@ -4,7 +4,6 @@ over the same generations as a chat and a completion. An answer is a stream of J
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -20,10 +19,11 @@ from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.writing import EventWriter, Json
 from vnext.server.call import Call, admit
 from vnext.server.context.errors import Failure, in_names
-from vnext.server.context.identity import client_of
+from vnext.server.context.identity import client_of, model_of
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.bodies import read_body
+from vnext.server.http.pages import ollama_details, ollama_model
 from vnext.server.http.streaming import NDJSON, line_frame
 from vnext.server.ollama.translation import (
     NAMES,
@@ -34,7 +34,6 @@ from vnext.server.ollama.translation import (
     OllamaGenerateBody,
     chat_body,
     generate_body,
-    model_of,
 )
 from vnext.server.views.completions import CompletionRequest
 from vnext.server.views.embeddings import EmbeddingBody, Wanted, vectors_of, written
@@ -42,7 +41,6 @@ from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasonin
 
 API_VERSION = "0.9.0"
 """Of Ollama, whose API of this version is spoken here: clients look whether it knows tools and reasoning."""
-NEVER = "9999-12-31T23:59:59Z"
 _chat, _generate, _named = map(msgspec.json.Decoder, (OllamaChatBody, OllamaGenerateBody, NamedBody))
 _embed, _embeddings = map(msgspec.json.Decoder, (OllamaEmbedBody, OllamaEmbeddingsBody))
 
@@ -210,7 +208,7 @@ async def ollama_show(request: web.Request) -> web.Response:
     template = context.tokenizer.chat_template or ""
     return web.json_response(
         {
-            "modelfile": "", "parameters": "", "template": template, "details": _details(context),
+            "modelfile": "", "parameters": "", "template": template, "details": ollama_details(_level(context)),
             "model_info": {"general.architecture": "vnext", "vnext.context_length": context.bounds.model_length},
             "capabilities": [name for name, has in found.items() if has],
         }
@@ -220,11 +218,9 @@ async def ollama_show(request: web.Request) -> web.Response:
 async def ollama_tags(request: web.Request) -> web.Response:
     """GET /api/tags, and /api/ps: what is served is loaded. `size`: bytes of weights that a token reads."""
     context = request.app[SERVER_CONTEXT]
-    size = int(context.client.ready.environment.get("token_bytes", 0))
-    times = {"modified_at": _moment(context.identity.started_s), "expires_at": NEVER}
-    shared = times | {"size": size, "size_vram": 0, "details": _details(context)}
-    names = (*context.model_names, *context.adapters.names(tenant_of(request)))
-    models = [{"name": name, "model": name, "digest": _digest(context, name)} | shared for name in names]
+    size, identity = int(context.client.ready.environment.get("token_bytes", 0)), context.identity
+    names, born = (*context.model_names, *context.adapters.names(tenant_of(request))), {"created": identity.started_s}
+    models = [ollama_model(born | {"id": name}, identity.fingerprint, size, _level(context)) for name in names]
     return web.json_response({"models": models})
 
 
@@ -232,14 +228,7 @@ async def ollama_version(request: web.Request) -> web.Response:
     return web.json_response({"version": API_VERSION})
 
 
-def _digest(context: ServerContext, name: str) -> str:
-    return hashlib.sha256(f"{name} {context.identity.fingerprint}".encode()).hexdigest()
-
-
-def _details(context: ServerContext) -> Json:
+def _level(context: ServerContext) -> str:
     environment = context.client.ready.environment
     level = environment.get("codes") or environment.get("quantization", "none")
-    return {
-        "parent_model": "", "format": "vnext", "family": "vnext", "families": ["vnext"], "parameter_size": "",
-        "quantization_level": environment.get("dtype", "") if level == "none" else level,
-    }  # fmt: skip
+    return str(environment.get("dtype", "") if level == "none" else level)
