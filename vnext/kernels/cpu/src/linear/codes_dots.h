@@ -11,11 +11,16 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
-/* Rows of a block, and what an 8-bit code lacks when it is multiplied. */
+/* Rows of a block; of up to how many bits the sums of a step stay in words of 16; what an 8-bit code lacks when it is multiplied. */
 #if defined(VNX_AVX512)
 constexpr int CODE_ROWS = 8;
 #else
 constexpr int CODE_ROWS = 4;
+#endif
+#if defined(VNX_AVX2) && !defined(VNX_VNNI)
+constexpr int WORD_BITS = 4;
+#else
+constexpr int WORD_BITS = 0;
 #endif
 #if (defined(VNX_AVX2) && !defined(VNX_VNNI)) || defined(VNX_NEON)
 constexpr int OFFSET = 128;
@@ -103,6 +108,26 @@ inline __m256i dots_of(__m256i sum, const __m256i *w, const __m256i *q) {
     const __m256i front = _mm256_add_epi16(words[0], words[1]), back = _mm256_add_epi16(words[2], words[3]);
     if (BITS == 6) return _mm256_add_epi32(sum, _mm256_add_epi32(pairs_added(front), pairs_added(back)));
     return _mm256_add_epi32(sum, pairs_added(_mm256_add_epi16(front, back)));
+}
+/* With 4 bits a step's products, 2 * 127 * 15 eight times, stay in words: half of the additions of pairs, for which a Zen has one unit.
+   Added in this order, or GCC holds all products at once, in memory. */
+inline void add_words(__m256i &sum, __m256i code, __m256i q) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(code, q));
+#if defined(__GNUC__)
+    asm("" : "+x"(sum));
+#endif
+}
+template <int R>
+inline void add_words(Quad quad, const int8_t *x, Dots (&dots)[R]) {
+    UNROLLED for (int r = 0; r < R; ++r) {
+        const __m256i q = _mm256_set1_epi32(four_codes(x + r * STEP));
+        add_words(dots[r].a, quad.a, q);
+        add_words(dots[r].b, quad.b, q);
+    }
+}
+inline Lanes floats_of_words(Dots words, int32_t start) {
+    const Dots from = dots_from(start);
+    return floats_of(Dots{_mm256_add_epi32(pairs_added(words.a), from.a), _mm256_add_epi32(pairs_added(words.b), from.b)});
 }
 #endif
 template <int BITS, int R>

@@ -198,7 +198,7 @@ inline void widen_scales(const Packed &w, const HalfView &half) {
 }
 
 /* What a row's whole numbers come to: R rows of a block, an output a lane. */
-template <int R>
+template <int BITS, int R>
 struct BlockSums {
     const int32_t *start;
     const float *scale, *total, *scales, *lows;
@@ -207,18 +207,22 @@ struct BlockSums {
 
     ALWAYS_INLINE void begin() {
         UNROLLED for (int r = 0; r < R; ++r)
-            dots[r] = dots_from(start[r]);
+            dots[r] = dots_from(BITS <= WORD_BITS ? 0 : start[r]);
         start += R;
+    }
+    ALWAYS_INLINE Lanes floats(int r) const {
+        if constexpr (BITS <= WORD_BITS) return floats_of_words(dots[r], start[r - R]);
+        else return floats_of(dots[r]);
     }
     ALWAYS_INLINE void end() {
         const Lanes own = load(scales);
         if (lows == nullptr) {
             UNROLLED for (int r = 0; r < R; ++r)
-                found[r] = found[r] + all(scale[r]) * (floats_of(dots[r]) * own);
+                found[r] = found[r] + all(scale[r]) * (floats(r) * own);
         } else {
             const Lanes low = load(lows);
             UNROLLED for (int r = 0; r < R; ++r)
-                found[r] = found[r] + all(scale[r]) * (floats_of(dots[r]) * own - all(total[r]) * low);
+                found[r] = found[r] + all(scale[r]) * (floats(r) * own - all(total[r]) * low);
             lows += HALF, total += R;
         }
         scales += HALF;
@@ -233,7 +237,7 @@ __attribute__((noinline)) void half_rows(const LinearCall &call, const HalfView 
     const bool is_split = half.piece->group == SPLIT;
     const int64_t first = row * w.steps(), first_number = first * (is_split ? 2 : 1), steps = w.shard_steps();
     const int8_t *x = from.codes + first * STEP;
-    BlockSums<R> block{from.starts[half.piece_index] + first_number, from.scales + first, from.totals[half.piece_index] + first_number,
+    BlockSums<BITS, R> block{from.starts[half.piece_index] + first_number, from.scales + first, from.totals[half.piece_index] + first_number,
                        half.scales, half.lows, {}, {}};
     for (int64_t shard = 0; shard < w.shards; ++shard, sums += 2 * R) {
         const char *codes = half.at + shard * half.places.end + half.places.codes;
@@ -244,11 +248,17 @@ __attribute__((noinline)) void half_rows(const LinearCall &call, const HalfView 
                 __builtin_prefetch(codes + FETCHED_AHEAD + line * 64, 0, 2);
             block.begin();
             UNROLLED for (int side = 0; side < 2; ++side) {
-                Quad quads[4];
-                UNROLLED for (int i = 0; i < 4; ++i)
-                    quads[i] = quad_of<BITS>(codes, side * 4 + i);
-                if (side == 1 && is_split) block.end(), block.begin();
-                add_quads<BITS, R>(quads, x + side * SPLIT, block.dots);
+                if constexpr (BITS <= WORD_BITS) {
+                    if (side == 1 && is_split) block.end(), block.begin();
+                    UNROLLED for (int i = 0; i < 4; ++i)
+                        add_words(quad_of<BITS>(codes, side * 4 + i), x + side * SPLIT + 4 * i, block.dots);
+                } else {
+                    Quad quads[4];
+                    UNROLLED for (int i = 0; i < 4; ++i)
+                        quads[i] = quad_of<BITS>(codes, side * 4 + i);
+                    if (side == 1 && is_split) block.end(), block.begin();
+                    add_quads<BITS, R>(quads, x + side * SPLIT, block.dots);
+                }
             }
             block.end();
         }
