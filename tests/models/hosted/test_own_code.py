@@ -11,7 +11,7 @@ from model_helpers import Chunk, load_model
 from safetensors.torch import load_file, save_file
 
 from vnext.models.errors import ModelError
-from vnext.models.hosted.own_code import POSITIONS_MAX, biased, with_bias
+from vnext.models.hosted.own_code import POSITIONS_MAX, biased, with_bias, with_terms
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import alone
 from vnext.models.loading.unread import unread
@@ -28,6 +28,18 @@ def test_scores_have_the_bias(dtype: torch.dtype) -> None:
     scores = scale * torch.einsum("qhd,khd->hqk", query.double(), key.double().repeat_interleave(2, 1))
     wanted = slopes.double()[:, None, None] * positions
     assert float(((scores - wanted) / wanted.clamp(min=1e-3)).abs().max()) < 2**-16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_have_what_keys_add(dtype: torch.dtype) -> None:
+    """Of each head of keys, to the 16 bits of two summands."""
+    terms = torch.tensor([[0.1, -55.3], [3.7, 1234.5], [-0.007, 1.0], [0.0, 7e-4]])
+    query, key, value = (torch.zeros(len(terms), heads, 20, dtype=dtype) for heads in (4, 2, 2))
+    query, key, value = with_terms((query, key, value), terms)
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1] == with_bias(20) and not value.any()
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key.double().repeat_interleave(2, 1))
+    wanted = terms.double().T.repeat_interleave(2, 0)[:, None]
+    assert float(((scores - wanted).abs() / wanted.abs().clamp(min=1e-9)).max()) < 2**-16
 
 
 def test_bloom_without_what_its_head_adds(tmp_path: Path) -> None:
