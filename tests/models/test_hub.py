@@ -62,6 +62,19 @@ def test_a_gguf_file_that_is_not_there(name: str) -> None:
         hub.resolve(name)
 
 
+@pytest.mark.parametrize("name", ["", "config.json", "model-00002-of-00002.safetensors", "m.gguf"])
+def test_what_this_user_may_not_read_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / (name or "config.json")).write_text("{}")
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    assert hub.resolve(str(tmp_path)) == tmp_path
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / name)  # root may read all
+    with pytest.raises(ModelError, match=f"^{tmp_path / name} may not be read by this user; change its owner or its permissions$"):
+        hub.resolve(str(tmp_path))
+    if name == "m.gguf":
+        with pytest.raises(ModelError, match="may not be read by this user"):
+            hub.resolve(str(tmp_path / name))
+
+
 def test_a_url_is_not_a_model() -> None:
     with pytest.raises(ModelError, match="^'https://x.example/a/b.gguf' is a URL; download the file and give its path"):
         hub.resolve("https://x.example/a/b.gguf")

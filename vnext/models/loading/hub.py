@@ -22,6 +22,7 @@ from vnext.models.loading.named import MODELS, fetch, here, is_requirement
 
 log = logging.getLogger(__name__)
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
+READ = (".json", ".safetensors", SUFFIX, ".model", ".jinja")
 UNWANTED_FILES = (
     "consolidated*",
     *(f"{TEMPLATES_FOLDER[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES_FOLDER)),
@@ -53,6 +54,7 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
     if is_here:
         if has_name:
             log.warning("%s is the folder %s, and not the model of this name.", model, local.absolute())
+        _require_readable(local)
         return local
     if is_file:
         raise ModelError(f"{model!r} is a file; give a GGUF file, or the folder that holds config.json and the safetensors files")
@@ -68,6 +70,17 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
     if meant := close_to(repository.lower(), MODELS) if named is not None else "":
         raise ModelError(f"there is no folder and no model {model!r}: did you mean {meant}?")
     return download(repository, revision, with_weights, wanted)
+
+
+def _require_readable(local: Path) -> None:
+    """Raise ModelError where this user may not read a model's folder or file, or a file in the folder."""
+    for path in (local, *sorted(local.glob("*"))):  # of a folder that may not be read, none
+        if (path == local or path.suffix in READ) and path.exists() and not os.access(path, _needed(path)):
+            raise ModelError(f"{path} may not be read by this user; change its owner or its permissions")
+
+
+def _needed(path: Path) -> int:
+    return os.R_OK | os.X_OK if path.is_dir() else os.R_OK
 
 
 def download(model: str, revision: str = "", with_weights: bool = True, wanted: str = "") -> Path:
