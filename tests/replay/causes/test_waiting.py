@@ -29,6 +29,18 @@ def test_the_first_line_has_the_time_and_the_cause(tmp_path, capsys, name, reque
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
+def test_a_request_that_no_token_has_reached_yet_has_a_first_line_too(tmp_path, capsys) -> None:
+    """As of an engine that runs: request 101 has waited since step 261, and would until step 846."""
+    incidents.record(tmp_path, "noisy")
+    assert main(["cut", str(tmp_path / "noisy"), "0", "700", "-o", str(tmp_path / "cut")]) == 0
+    capsys.readouterr()
+    assert main(["req", str(tmp_path / "cut"), "101"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "no token in 6,384 ms: 6,381 ms waited for sequences (--max-num-seqs), "
+        "while client 7b96e314 had 99% of the tokens (most for request 42)"
+    )
+
+
 def test_who_had_the_engine_meanwhile(tmp_path) -> None:
     """The reason is that of the request ahead, and times add up to no more than the first token's."""
     incidents.record(tmp_path, "noisy")

@@ -176,6 +176,16 @@ def test_frames_that_are_lost_at_the_end_are_counted_there(tmp_path, monkeypatch
     assert ended(open_log(log_dir)).line.startswith("killed, or still running")
 
 
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_log_that_is_not_closed_is_not_called_complete(command, whole, tmp_path, capsys):
+    """What they say of its records comes beside the line that says how the log ends."""
+    shutil.copytree(whole, tmp_path / "log")
+    killed(tmp_path / "log")
+    assert main([command, str(tmp_path / "log")]) == 0
+    said = capsys.readouterr().out
+    assert "every record is whole" in said and "ended: killed, or still running" in said and "complete" not in said
+
+
 def test_logs_of_earlier_versions_are_complete_without_a_last_word():
     logs = [open_log(path) for path in sorted((ROOT / "tests" / "golden" / "logs").glob("*/")) if any(path.glob("*.vnextlog"))]
     assert [log.paths[0] for log in logs if ended(log).kind != "complete"] == []

@@ -27,12 +27,13 @@ WORDS = {
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in ms, None where the log has none: from the arrival to the first token and to the end, and by what it waited for,
-    longest first. While it waited, `client` (hexadecimal, "" for none known) and `request` (-1 for none) had most of the computed
-    tokens, these shares of them."""
+    """Times in ms, None where the log has none: from the arrival to the first token, to the end and, of a request without a token,
+    to where the log last left it out; and by what it waited for, longest first. While it waited, `client` (hexadecimal, "" for none
+    known) and `request` (-1 for none) had most of the computed tokens, these shares of them."""
 
     first_ms: float | None = None
     whole_ms: float | None = None
+    tokenless_ms: float | None = None
     by_reason: dict[str, float] = {}
     client: str = ""
     client_share: float = 0.0
@@ -42,9 +43,12 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """The answer in one line, "" where no time is known."""
-        if self.first_ms is None:
+        if self.first_ms is not None:
+            whole = f"first token after {self.first_ms:,.0f} ms" + (f", end after {self.whole_ms:,.0f} ms" if self.whole_ms else "")
+        elif self.tokenless_ms:
+            whole = f"no token in {self.tokenless_ms:,.0f} ms"
+        else:
             return ""
-        whole = f"first token after {self.first_ms:,.0f} ms" + (f", end after {self.whole_ms:,.0f} ms" if self.whole_ms else "")
         reason, ms = next(iter(self.by_reason.items()), ("", 0.0))
         if ms < (NOTICED_MS if reason == "step" else 1.0):
             return f"{whole}: it did not wait"
@@ -101,6 +105,7 @@ class WaitClock:
         longest = sorted(self._by_reason.items(), key=lambda pair: -pair[1])
         return Waits(
             first_ms=self._passed(self._first_us), whole_ms=self._passed(self._last_us),
+            tokenless_ms=self._passed(self._since_us) if self._first_us is None else None,
             by_reason={why: us / 1e3 for why, us in longest},
             client=f"{client:016x}" if client else "", client_share=of_client / everyone, request=request,
             request_share=of_request / everyone,

@@ -14,6 +14,7 @@ from rich.table import Table
 from vnext.base.version import __version__
 
 if TYPE_CHECKING:  # rendering one answer must not import the others
+    from vnext.log.codec import LogEnd
     from vnext.replay.reading.info import Info
     from vnext.replay.reading.show import Json, Shown
     from vnext.replay.reading.verify import Verdict
@@ -97,7 +98,7 @@ def print_info(console: Console, answer: Info) -> None:
         *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
         ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
-        ("end", answer.end),
+        ("end", _records_of(answer.end)),
     ])  # fmt: skip
     facts(console, "work", [
         ("requests", f"{answer.requests:,} in {answer.arrivals_seconds:.1f} s, {counted(answer.aborted, 'abort')}"),
@@ -148,6 +149,11 @@ def _percentiles(values: list[int]) -> str:
 # ---- verify ------------------------------------------------------------------------------------------------------
 
 
+def _records_of(end: LogEnd) -> str:
+    """What reading found at the end; whether the engine has closed the log is said apart."""
+    return "every record is whole" if end.kind == "complete" else str(end)
+
+
 def _from_where(answer: Verdict) -> str:
     """Say what the verdict covers, for a log whose older segments are deleted."""
     return f", from event {answer.first_event:,} on: the older ones are not here" if answer.first_event > 1 else ""
@@ -164,7 +170,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
         *_reported_grammars(answer),
         *_reported_before(answer),
         *_reported_prefill(answer),
-        ("end", answer.end or "stopped at the first difference"),
+        ("end", _records_of(answer.end) if answer.end else "stopped at the first difference"),
     ])  # fmt: skip
     if answer.decisions:
         print_decisions(console, answer)
