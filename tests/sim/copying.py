@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from tests.sim.deciding import DecidingCore
+from tests.sim.deciding import DecidingCore, TurnBook
 from tests.sim.fleet import Fleet
 from tests.sim.shortages import Shortages
 from tests.sim.simulator import Simulation
@@ -26,7 +26,6 @@ from tests.sim.weight_changes import WeightChanges
 from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
-from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.checks.run_laws import ClientBook, EncodingBook, PinBook
 from vnext.sim.core import History

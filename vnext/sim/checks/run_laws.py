@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-from vnext.sim.checks.fitting import first_chunk, longest_hit, needs_slot, snapshot_count
+from vnext.sim.checks.fitting import longest_hit, snapshot_count
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
@@ -38,7 +38,7 @@ from vnext.state.facilities.tier import transferring
 from vnext.state.outputs import Output
 from vnext.state.pool import is_pinned, pinned_count
 from vnext.state.recurrent import pinned_max
-from vnext.state.state import Request, Waiting, root_of
+from vnext.state.state import Request, root_of
 from vnext.state.store.clients import NEXT_TOKENS, UNIT, ClientKey, services
 from vnext.state.store.columns_numpy import group_hash
 from vnext.state.store.fields import INPUT_BEGINS
@@ -364,27 +364,8 @@ class PinBook:
 
 
 # ---- tiers ---------------------------------------------------------------------------------------------------------
-# Laws of the disk tier: nobody but its own request waits for a disk, and a reset forgets what is on it.
+# A law of the disk tier: a reset forgets what is on it.
 # K1 is the shadow cache's (rank.py), K3 is a law of every state (vnext/state/laws.py).
-
-
-def tiers_block_nobody(before: PlainState, preempted: Sequence[int], after: PlainState, best: Waiting | None) -> None:
-    """K2: while a transfer holds pages, no row is preempted for want of pages, and the best request without one does not wait for
-    them.
-
-    `best`: that one, of those that may be admitted; None where one was.
-    """
-    if before.state.tier is None or not before.state.tier.transfers:
-        return
-    if preempted:
-        raise LawBroken("K2", f"rows {preempted} give way while blocks are read from disk")
-    if best is None or len(after) >= after.state.config.max_num_seqs or before.state.cautious:
-        return
-    budget = before.state.config.max_num_batched_tokens - sum(after.in_flight[-1].counts)
-    if budget > 0 and not needs_slot(after, best) and not first_chunk(before, after, best, budget, transfers=True):
-        return
-    if budget > 0 and not needs_slot(after, best) and not first_chunk(before, after, best, budget):
-        raise LawBroken("K2", f"request {best.id} waits for pages into which blocks are read from disk")
 
 
 def resets_forget(event: AnyEvent, after: PlainState) -> None:
