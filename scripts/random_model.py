@@ -74,6 +74,10 @@ SHAPES = {
         hidden_size=576, layer_count=30, head_count=9, kv_head_count=3, head_dim=64, intermediate_size=1536,
         vocab_size=49152, position_count_max=8192, tied=True,
     ),
+    "dense-350m": llama(  # layers of as many weights as Granite-4-H-350M's, which is a hybrid, and the same head
+        hidden_size=768, layer_count=32, head_count=12, kv_head_count=4, head_dim=64, intermediate_size=2880,
+        vocab_size=100352, position_count_max=32768, tied=True,
+    ),
     "llama-8b": llama(  # Llama 3.1 8B, but for its rope_theta
         hidden_size=4096, layer_count=32, head_count=32, kv_head_count=8, head_dim=128, intermediate_size=14336,
         vocab_size=128256, position_count_max=131072, tied=False,
