@@ -69,7 +69,7 @@ def test_a_life_accounts_for_every_token_and_step(tmp_path):
 def test_every_command_speaks_to_people(tmp_path, capsys):
     log_dir = str(record(tmp_path / "log", "shape"))
     cases = (
-        (["info", log_dir], ("privacy", "24 blocks of 4 tokens", "complete")),
+        (["info", log_dir], ("privacy", "24 blocks of 4 tokens", "every record is whole")),
         (["verify", log_dir], ("decided again", "the log replays exactly")),
         (["show", log_dir, "5"], ("running: ", "step 5")),
         (["show", log_dir], ("end of the log", "running: none")),
