@@ -1,7 +1,8 @@
-"""What pictures cost the streams beside them: `python -m perf.picture_gaps [--input-tokens 16] --json RECORD`.
+"""What pictures cost the streams beside them: `python -m perf.picture_gaps [--theirs] [--input-tokens 16] --json RECORD`.
 
 Four requests decode while five others bring ten tiles of 512 x 512 pixels, and while nobody comes. The figures are the gaps between
-two tokens of the four, and the times until the others have their first token. The model has the shape of SmolVLM-256M and random weights in bfloat16.
+two tokens of the four, and the times until the others have their first token. The model has the shape of SmolVLM-256M and random weights in bfloat16;
+with `--theirs` it is InternVL, whose tower transformers computes, with as many layers, patches and vectors.
 """
 
 from __future__ import annotations
@@ -54,6 +55,27 @@ def write_shape(folder: Path) -> Path:
     return folder
 
 
+def write_theirs(folder: Path) -> Path:
+    """A model with the same sizes whose tower transformers computes, which asks for numbers in files."""
+    import torch
+    import transformers
+
+    (folder / "tokenizer.json").write_text(json.dumps(filled_tokenizer(3200)))
+    words = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>", "video_token": "<video>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=words)
+    tokenizer.save_pretrained(folder)
+    seen = CONFIG["vision_config"] | {"model_type": "internvl_vision", "image_size": [SIDE] * 2, "patch_size": [16] * 2}
+    config = transformers.InternVLConfig(
+        text_config=CONFIG["text_config"], vision_config=seen, downsample_ratio=0.25,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.InternVLForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    transformers.GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE}, crop_to_patches=False).save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": TILE_TOKENS}))
+    return folder
+
+
 def request(name: str, prompt: np.ndarray, count: int) -> SubmitRequest:
     sampling = Sampling(seed=0, max_tokens=count, temperature=0.0, ignore_eos=True)
     return SubmitRequest(name=name, prompt=pack_tokens(prompt), sampling=sampling, has_seed=True)
@@ -95,10 +117,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--input-tokens", type=int, help="as of the engine")
+    parser.add_argument("--theirs", action="store_true", help="with a tower that transformers computes")
     options, before, found = parser.parse_args(), machine(), dict[str, list[float]]()
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"threads": options.threads, "input_tokens": options.input_tokens}
-        with LLM(str(write_shape(Path(folder))), load_format="dummy", log="off", **settings) as llm:
+        write, kind = (write_theirs, "auto") if options.theirs else (write_shape, "dummy")
+        with LLM(str(write(Path(folder))), load_format=kind, log="off", **settings) as llm:
             store, rng = MediaStore([folder_of(llm._address)]), np.random.default_rng(0)
             for number in range(options.rounds):
                 tiles = rng.integers(0, 256, (TILES, SIDE, SIDE, 3), dtype=np.uint8)
@@ -110,6 +134,7 @@ def main() -> None:
     figures = {name: {key: round(float(np.percentile(gaps, share)), 2) for key, share in SHARES.items()} for name, gaps in found.items()}
     print(json.dumps(figures, indent=1))
     command = f"python -m perf.picture_gaps --threads {options.threads} --rounds {options.rounds}"
+    command += " --theirs" * options.theirs
     command += "" if options.input_tokens is None else f" --input-tokens {options.input_tokens}"
     if options.json:
         write_record(options.json, record_of(command + " --json RECORD", before, {"gaps_ms": figures, "tiles": TILES, "streams": STREAMS}))
