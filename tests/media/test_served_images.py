@@ -94,9 +94,9 @@ def test_beams_see_their_images(server: Server, reader: tuple[Path, torch.nn.Mod
     assert found.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
-def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server) -> None:
-    def cached(pixels: np.ndarray) -> tuple[int, int]:
-        usage = asked(server, seen(pixels, "g6"))["usage"]
+def test_the_same_image_is_a_hit_for_its_tenant_and_one_pixel_changes_all_behind(server: Server) -> None:
+    def cached(pixels: np.ndarray, salt: str | None = None) -> tuple[int, int]:
+        usage = asked(server, seen(pixels, "g6"), cache_salt=salt)["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
 
     image = np.roll(PIXELS, 7, axis=0)
@@ -105,6 +105,7 @@ def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server
     assert cached(image)[0] <= 4  # the first tile is behind four tokens
     hit, length = cached(image)
     assert hit >= length - 4 and cached(changed)[0] <= 4
+    assert cached(image, "another tenant's")[0] == 0 and cached(image, "another tenant's")[0] == hit
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ from vnext.runtime.rank.their_images import TheirImages
 
 COUNT = 6
 PICTURES = [np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8) for size in ((40, 70, 3), (33, 20, 3), (32, 32, 3))]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "few pages": {"max_model_len": 100, "num_blocks_override": 26, "enable_prefix_caching": False},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "ranks": {"tensor_parallel_size": 2},
+}  # fmt: skip
 ASKED = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
 
 
@@ -80,13 +84,15 @@ def test_answers_are_those_of_transformers(folder: Path, key: str) -> None:
     assert unread(path) == "" and has_tower(path, load_config(path))
 
 
-def test_pages_that_do_not_suffice_change_no_bit(folder: Path) -> None:
-    path = folder / "lives"
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_setting_changes_a_bit(folder: Path, name: str) -> None:
+    path = folder / name
     save(path, "aya_vision")
     asked = [("d3 <image> e4", (0,)), ("i8 <image>", (2,)), ("<image> f5", (1,))]
     with llm_here(path, dtype="float32", block_size=4) as llm:
         alone = [answers(llm, path, [each])[0].outputs[0].logprobs for each in asked]
-    with llm_here(path, dtype="float32", block_size=4, max_model_len=100, num_blocks_override=26, enable_prefix_caching=False) as llm:
+    made = LLM if name == "ranks" else llm_here
+    with made(str(path), dtype="float32", block_size=4, **SETTINGS[name]) as llm:
         assert [each.outputs[0].logprobs for each in answers(llm, path, asked)] == alone
 
 
