@@ -223,11 +223,12 @@ def test_a_file_without_what_a_model_needs(file: Path, tmp_path: Path) -> None:
     ("packed", "sentence"),
     [
         (b"PK\3\4", "is a zip archive; unpack it, and give the GGUF file that is in it"),
-        (gzip.compress(b"GGUF"), "is packed by gzip; unpack it, and"),
+        (gzip.compress(b"GGUF", mtime=0), "is packed by gzip; unpack it, and"),
         (lzma.compress(b"GGUF"), "is packed by xz; unpack it, and"),
         (bytes.fromhex("28b52ffd"), "is packed by zstd; unpack it, and"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is only a pointer of Git LFS to the file: run 'git lfs pull'"),
     ],
+    ids=["zip", "gzip", "xz", "zstd", "git-lfs"],
 )
 def test_what_stands_in_the_place_of_a_gguf_file_is_named(packed: bytes, sentence: str, file: Path) -> None:
     file.write_bytes(packed + bytes(100))
