@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("state", "log", "sched", "sim")
 STORIES = (
-    "copying", "crashes", "fleet", "illegal_events", "pictures", "redacted_tape", "routing", "scenario", "scenario_draw", "seeds",
+    "copying", "crashes", "deciding", "fleet", "illegal_events", "redacted_tape", "routing", "scenario", "scenario_draw", "seeds",
     "shortages", "simulator", "streams", "tier", "weight_changes",
 )  # fmt: skip
 """The simulator and what drives it, which are as pure as what they simulate."""

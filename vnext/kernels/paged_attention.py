@@ -4,7 +4,7 @@ A tile is `width` neighbouring queries of one row (1 for decode, TILE_WIDTH else
 last query). A context is walked in fixed pieces of about PIECE_TOKENS, always whole, what a query may not see masked,
 and pieces are joined in order by the online softmax. So each query goes through the same operations of the same inner
 sizes in any batch, however its prompt was cut. Bitwise on CPU: matrix products must not depend on the
-number of rows, which MKL grants with MKL_CBWR=AVX512,STRICT from two rows on (one row takes another path: see attend).
+number of rows, which MKL grants with MKL_CBWR=AVX512,STRICT from two rows on, and on an EPYC with AVX2 from four on (see attend).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from vnext.kernels.selected import chosen_keys, selected_attention
 
 PIECE_TOKENS = 128
 TILE_WIDTH = 16
+ROWS_MIN = 4
+"""Of a product: those of fewer take other paths through MKL, of one row on Intel's processors, of up to three on AMD's."""
 TILE_COUNT_MAX = 64
 """Tiles worked on at once: bounds the memory to TILE_COUNT_MAX * PIECE_TOKENS gathered tokens."""
 SCORE_MIN = torch.finfo(torch.float32).min
@@ -240,8 +242,8 @@ def attend(query: torch.Tensor, group: TileGroup, call: AttentionCall) -> torch.
     shape = (tokens // group.width, kv_heads, group.width, heads // kv_heads, head_dim)
     split = query.view(shape[0], group.width, kv_heads, shape[3], head_dim).transpose(1, 2)
     stacked = split.reshape(shape[0] * kv_heads, group.width * shape[3], head_dim)
-    # A product of one row takes another path through MKL than one of two or more, and rounds differently.
-    wide = stacked if stacked.shape[1] > 1 else stacked.repeat(1, 2, 1)
+    # A product of few rows takes another path through MKL than one of more, and rounds differently.
+    wide = stacked.repeat(1, -(-ROWS_MIN // stacked.shape[1]), 1) if stacked.shape[1] < ROWS_MIN else stacked
     result = walk(wide, group, shape, call)
     return result[:, : stacked.shape[1]].reshape(shape).transpose(1, 2).reshape(tokens, heads, head_dim)
 

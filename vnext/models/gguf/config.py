@@ -28,7 +28,6 @@ from vnext.models.gguf.members import (
     turning_share,
     window_of,
 )
-from vnext.models.gguf.towers import ARCHITECTURE as TOWER
 
 FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -47,8 +46,6 @@ def config_of(header: Header, stretches: Mapping[str, Stretches] = MappingProxyT
     """config.json of a file. `stretches`: the numbers of its tensors of a number a turning pair, by name. Raises ModelError."""
     members = Members(header, stretches)
     own = ARCHITECTURES.get(members.architecture) if isinstance(members.architecture, str) else None
-    if members.architecture == TOWER:
-        raise ModelError("the file has the tower of a model that reads images: name the model's own file, beside which it may lie")
     if own is None:
         raise ModelError(
             f"the file's architecture {members.architecture!r:.120} is not read; read are {', '.join(ARCHITECTURES)}: take "

@@ -18,7 +18,7 @@ import msgspec
 from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import MAGIC, Header, Tensor, library_folder, name_map, read_header
-from vnext.models.gguf.towers import is_tower, seeing
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER, is_tower, seeing
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
@@ -102,6 +102,8 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     from vnext.models.gguf.tokenizer import Vocabulary
 
     header, towers = read_header(files[0]), [each for each in files[1:] if is_tower(each)]
+    if header.metadata.get("general.architecture") == TOWER:
+        raise ModelError("the file has the tower of a model that reads images: name the model's own file, beside which it may lie")
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
     generation: dict[str, object] = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
