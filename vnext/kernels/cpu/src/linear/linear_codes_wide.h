@@ -278,7 +278,7 @@ void linear_codes_wide(const LinearCall &call, int64_t row0, int64_t row1, int64
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const HalfView halves[] = {view_of(w, 2 * panel, scales), view_of(w, 2 * panel + 1, scales + numbers)};
         for (const HalfView &half : halves)
-            widen_scales(w, half);
+            widen_scales(half);
         if (rows <= WIDE_FEW) {
             FormsUpTo<PanelWideForms, WIDE_FEW>::AT[rows - 1](call, halves, row0, panel);
             continue;
