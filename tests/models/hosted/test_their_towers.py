@@ -19,13 +19,14 @@ from their_cases import CASES, TEXT, VECTOR, VISION, save
 
 from tests.e2e.serving import eventually
 from vnext import LLM, SamplingParams
+from vnext.kernels.cpu.native import Level
 from vnext.media.pictures import MediaError
 from vnext.media.seen import Part
 from vnext.media.store import MediaStore, kept_in
 from vnext.media.theirs import TheirForm, _processor_in
 from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
-from vnext.models.hosted import seeing
+from vnext.models.hosted import seeing, stepping
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.unread import has_tower, tower_tensors, unread
 from vnext.runtime.rank.their_images import TheirImages
@@ -174,7 +175,18 @@ def test_what_cannot_be_served_says_why(folder: Path) -> None:
         TheirForm(folder, (VECTOR,))
 
 
-def test_a_tower_stops_behind_each_layer_and_what_nobody_asks_for_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_image_costs_is_counted(folder: Path) -> None:
+    path = folder / "counted"
+    save(path, "internvl")
+    config = load_config(path)
+    layers = 2 * 65 * 64 * (4 * 64 + 2 * 96 + 2 * 65)  # of an image's patches and one more, which all see each other
+    beside = 16 * 256 * 48 + 16 * 48 * 48
+    cost = TheirImages(path, config, torch.float32, folder / "media").cost(config)
+    decoder = 2 * 48 * (2 * 6 * 12 + 3 * 80)
+    assert cost * decoder * 16 == pytest.approx(layers + beside, rel=1e-6)
+
+
+def test_a_tower_stops_between_bands_and_what_nobody_asks_for_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "stepped"
     save(path, "internvl")
     store = MediaStore([folder])
@@ -190,17 +202,37 @@ def test_a_tower_stops_behind_each_layer_and_what_nobody_asks_for_is_given_up(fo
         return images
 
     monkeypatch.setattr("vnext.runtime.rank.their_images.kept_in", lambda _, digest, kind: kept_in(folder, digest, kind))
+    monkeypatch.setattr(stepping, "PART", 1 << 17)
+    monkeypatch.setattr(stepping, "ROWS", 8)
     before = threading.active_count()
     whole, stepped = counted(made()), counted(made())
     right, layers[:] = [whole.vectors(each) for each in (one, other)], []
-    counts = [len(layers) for done in range(1, 9) if stepped.advance(one, done, 8) is None]
-    assert counts == [0, 0, 0, 0, 0, 1, 1, 2] and threading.get_ident() not in layers, "three parts in eight units"
+    counts = [len(layers) for done in range(1, 13) if stepped.advance(one, done, 12) is None]
+    assert counts == 5 * [1] + 7 * [2] and threading.get_ident() not in layers
     stepped.advance(other, 6, 8)
-    assert len(layers) == 3 and eventually(lambda: threading.active_count() == before + 1), "the one before is given up, and so is its thread"
+    assert len(layers) == 4 and eventually(lambda: threading.active_count() == before + 1), "the one before is given up, and so is its thread"
     assert torch.equal(stepped.vectors(one), right[0]) and torch.equal(stepped.vectors(other), right[1])
-    assert len(layers) == 3 + 2 + 2 and eventually(lambda: threading.active_count() == before) and stepped.computed == whole.computed
-    monkeypatch.setattr(type(stepped._tower), "vectors", lambda *_: 1 / 0)
+    assert len(layers) == 4 + 2 + 2 and eventually(lambda: threading.active_count() == before) and stepped.computed == whole.computed
+    monkeypatch.setattr(type(stepped._tower), "_vectors", lambda *_: 1 / 0)
     stepped._kept.clear()
     with pytest.raises(ZeroDivisionError):
         stepped.vectors(one)
     assert eventually(lambda: threading.active_count() == before)
+
+
+@pytest.mark.parametrize("name", ["avx2", "avx512_bf16"])
+def test_a_tower_is_float32_where_products_of_bfloat16_are_slow(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = folder / name
+    save(path, "internvl")
+    monkeypatch.setattr("vnext.kernels.cpu.native.level", lambda: Level[name.upper()])
+    images = TheirImages(path, load_config(path), torch.bfloat16, folder / "media")
+    own = torch.float32 if name == "avx2" else torch.bfloat16
+    assert {each.dtype for each in images._tower._base.parameters()} == {own} and images.form.endswith(f", {own}")
+    [digest] = MediaStore([folder]).put([Part(PICTURES[0]).file], "it")
+    monkeypatch.setattr("vnext.runtime.rank.their_images.kept_in", lambda _, digest, kind: kept_in(folder, digest, kind))
+    found = images.vectors(digest)
+    assert found.dtype == torch.bfloat16
+    read = images._form.read(PICTURES[0])
+    with torch.inference_mode():
+        exact = seeing.TheirTower(path, load_config(path), own).vectors(read.tokens, read.span, read.given)
+    assert torch.equal(found, exact.to(torch.bfloat16))

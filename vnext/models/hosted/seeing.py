@@ -224,14 +224,21 @@ class TheirTower:
             raise ModelError(f"the checkpoint in {path} lacks {lacking[0]}, which the tower of {self._name} has")
         self._base = getattr(model.eval(), model.base_model_prefix)
         self._takes = inspect.signature(self._base.forward).parameters
-        self._how, self._stepped = {name: False for name in ("use_cache",) if name in self._takes}, Stepped(self._base)
+        self._how, self._stepped = {name: False for name in ("use_cache",) if name in self._takes}, Stepped()
 
     def parts(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> Parts:
-        """As `vectors`, layer by layer. The first image is to be computed by `vectors`, which tells how many layers there are."""
-        return self._stepped.parts(partial(self.vectors, tokens, span, given))
+        """As `vectors`, part by part. An image that was computed by `vectors` before tells how many there are."""
+        return self._stepped.parts(partial(self._vectors, tokens, span, given), size_of(given))
 
     def vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
         """What stands for a span of an image's tokens [N], zeros but for those of vectors: [N, width]. Raises ModelError."""
+        return self._stepped.whole(partial(self._vectors, tokens, span, given), size_of(given))
+
+    def products(self, given: Mapping[str, np.ndarray], share: float) -> int:
+        """Multiplications for so many times an image that was computed before."""
+        return sum(self._stepped.work(size_of(given)).of(share))
+
+    def _vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
         tensors = {name: torch.from_numpy(each) for name, each in given.items() if name in self._takes}
         try:
             self._base(input_ids=torch.from_numpy(tokens)[None], **tensors, **self._how)
@@ -247,6 +254,11 @@ class TheirTower:
         if not isinstance(found, torch.Tensor) or not has_all or found[0, : span.start].any() or found[0, span.stop :].any():
             raise ModelError(f"{self._name} gives its decoder no vectors in the places of its images' tokens, {NOT_SERVED}")
         return found[0, span] * self._scale if self._scale != 1.0 else found[0, span]
+
+
+def size_of(given: Mapping[str, np.ndarray]) -> int:
+    """How many numbers of an image a model is given."""
+    return sum(each.size for each in given.values())
 
 
 def is_harmless(name: str, given: object) -> bool:

@@ -1,19 +1,30 @@
 """Stepping: foreign code that computes in parts, though nothing in it stops.
 
-It runs in a thread that waits behind each of its layers until the next part is asked for, so that one thread computes at a time and
-what comes out is what the code makes of its own. A computation that nobody ends is given up, and so is its thread.
+Its products and its attention are computed in bands of rows, each by a call of its own, so that what comes out depends on shapes
+alone. It runs in a thread that waits behind each part of its work until the next one is asked for, so that one thread computes at a
+time. A computation that nobody ends is given up, and so is its thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from vnext.models.layers.tower import Parts
 
+PART = 1 << 28
+"""Multiplications and additions of a part, and of a band of rows at most: 16 ms of a slow core with AVX2."""
+ROWS = 64
+"""What a band's rows are a multiple of: with half as many torch's products of float32 take 1.2 times as long a row."""
+KNOWN = 256
+"""Sizes of what was computed, of which the work is known."""
 _own = threading.local()
 
 
@@ -32,7 +43,7 @@ class Turns:
         threading.Thread(target=self._run, name="tower", daemon=True).start()
 
     def go_on(self) -> None:
-        """Compute up to behind the next layer, or to the end."""
+        """Compute up to behind the next part, or to the end."""
         if not self.is_done:
             self._go.release()
             self._stopped.acquire()
@@ -51,7 +62,7 @@ class Turns:
         self._go.release()
 
     def stop(self) -> None:
-        """Behind a layer, in the thread that computes."""
+        """Behind a part, in the thread that computes."""
         if not (self._is_free or self._is_over):
             self._stopped.release()
             self._go.acquire()
@@ -74,33 +85,124 @@ class Turns:
         self._stopped.release()
 
 
+
+# ---- bands -------------------------------------------------------------------------------------------------------
+
+class Work(NamedTuple):
+    """Multiplications and additions: by weights, as many more as there are more rows, and of rows by one another."""
+
+    weighed: int = 0
+    mutual: int = 0
+
+    def of(self, share: float) -> Work:
+        """That of so many times the rows."""
+        return Work(round(self.weighed * share), round(self.mutual * share * share))
+
+    @property
+    def parts(self) -> int:
+        return sum(self) // PART
+
+
+ATTENTION: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
+Cut: TypeAlias = "Callable[[Callable[[slice], torch.Tensor], int, Work], torch.Tensor]"
+
+
+def linear(cut: Cut, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    flat = cut(lambda band: functional.linear(rows[band], weight, bias), len(rows), Work(weight.numel()))
+    found: torch.Tensor = flat.unflatten(0, x.shape[:-1])
+    return found
+
+
+def matmul(cut: Cut, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.dim() < 2 or right.dim() < 2:
+        return torch.matmul(left, right)
+    work = max(prod(left.shape[:-2]), prod(right.shape[:-2])) * left.shape[-1] * right.shape[-1]
+    return cut(lambda band: torch.matmul(left[..., band, :], right), left.shape[-2], Work(0, work))
+
+
+def attend(
+    cut: Cut, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, **how: object,
+) -> torch.Tensor:  # fmt: skip
+    def of(band: slice) -> torch.Tensor:
+        mask = attn_mask if attn_mask is None or attn_mask.shape[-2] == 1 else attn_mask[..., band, :]
+        return ATTENTION(query[..., band, :], key, value, mask, dropout_p, is_causal, **how)
+
+    count, work = query.shape[-2], prod(query.shape[:-2]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    return of(slice(count)) if is_causal else cut(of, count, Work(0, work))  # a causal mask counts from the first query
+
+
+CUTS: Mapping[object, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        functional.linear: linear, torch.matmul: matmul, torch.bmm: matmul, torch.Tensor.matmul: matmul, torch.Tensor.bmm: matmul,
+        ATTENTION: attend,
+    }
+)  # fmt: skip
+"""Functions of torch -> what computes them in bands."""
+
+
+class Bands(TorchFunctionMode):
+    """While it is entered, what CUTS names is computed in bands. `work`: how much until now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = Work()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        how = kwargs or {}
+        is_cut = func in CUTS and len(args) > 1 and "out" not in how
+        return CUTS[func](self._cut, *args, **how) if is_cut else func(*args, **how)
+
+    def _cut(self, compute: Callable[[slice], torch.Tensor], rows: int, each: Work) -> torch.Tensor:
+        """What is computed of `rows` (the last axis but one), each of which is so much work."""
+        size, found = max(PART // max(sum(each), 1) // ROWS, 1) * ROWS, list[torch.Tensor]()
+        for first in range(0, max(rows, 1), size):
+            found.append(compute(slice(first, first + size)))
+            count, before = min(size, rows - first), self.work.parts
+            self.work = Work(*(sofar + count * more for sofar, more in zip(self.work, each)))
+            for _ in range(self.work.parts - before):
+                stop()
+        return found[0] if len(found) == 1 else torch.cat(found, -2)
+
+
+def stop() -> None:
+    """Wait, where one computes in parts, until the next one is asked for."""
+    turns: Turns | None = getattr(_own, "turns", None)
+    if turns is not None:
+        turns.stop()
+
+
 class Stepped:
-    """A module whose computations stop behind layers. `stops`: as often as the first one has."""
+    """Computations of one kind, each in bands. The work of those before tells how many parts the next one has."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Layers are the members of its lists of modules, whichever of those lie in others aside."""
-        self.stops, chosen = 0, list[str]()
-        for name, module in model.named_modules():
-            if isinstance(module, nn.ModuleList) and len(module) > 1 and not any(name.startswith(f"{each}.") for each in chosen):
-                chosen.append(name)
-                for layer in module:
-                    layer.register_forward_hook(self._behind)
+    def __init__(self) -> None:
+        self._known = dict[int, Work]()
 
-    def _behind(self, *_: object) -> None:
-        turns: Turns | None = getattr(_own, "turns", None)
-        if turns is None:
-            self.stops += 1
-        else:
-            turns.stop()
+    def work(self, size: int) -> Work:
+        """That of a computation, by the one of the nearest size."""
+        near = min(self._known, key=lambda known: abs(known - size), default=0)
+        return self._known[near].of(size / near) if near else Work()
 
-    def parts(self, compute: Callable[[], torch.Tensor]) -> Parts:
-        """What `compute` returns, in a part for each layer and one for what comes before."""
-        turns, count = Turns(compute), 1 + self.stops
+    def whole(self, compute: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
+        """What `compute` returns, without a stop. `size`: the numbers that it is given."""
+        with Bands() as bands:
+            found = compute()
+        self._known.pop(size, None)
+        self._known[size] = bands.work
+        if len(self._known) > KNOWN:
+            self._known.pop(next(iter(self._known)))
+        return found
+
+    def parts(self, compute: Callable[[], torch.Tensor], size: int) -> Parts:
+        """The same, in parts: of a size that nobody had before, in as many as the nearest one's work tells. Nothing is computed
+        before the second one."""
+        count, turns = self.work(size).parts, Turns(lambda: self.whole(compute, size))
         try:
-            yield count
-            for _ in range(self.stops):
+            yield 1 + count
+            for _ in range(count):
                 turns.go_on()
-                yield count
+                yield 1 + count
             return turns.end()
         finally:
             turns.give_up()

@@ -234,6 +234,10 @@ class Inputs(InputVectors):
         """An Encoded, computed in about so many parts. Raises MediaError for one that is gone, and ModelError."""
         raise AssertionError("a tower says how it encodes")
 
+    def cost(self, config: ModelConfig) -> float:
+        """As ModelConfig.input_cost, of the model's configuration."""
+        return config.input_cost
+
     @torch.inference_mode()
     def advance(self, digest: bytes, done: int, units: int) -> None:
         """Compute the first `done` of an input's `units`, as far as they are not. Raises InputGone, ModelError."""

@@ -321,7 +321,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             whole_prompts=runner.config.encoder is not None,
             reads_inputs=runner.config.tower is not None or runner.config.sound is not None,
             mutual_inputs=runner.config.tower is not None and runner.config.tower.is_mutual,
-            input_cost=runner.config.input_cost * runner.parallel.world_size,
+            input_cost=runner.input_cost * runner.parallel.world_size,
             grids=runner.config.rope.axes != (),
             listens=runner.config.sound is not None and runner.config.sound.leads,
         ),

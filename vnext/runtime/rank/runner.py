@@ -357,6 +357,11 @@ class ModelRunner:
         """What reads images or sounds, None where nothing does."""
         return self.parts.inputs if "parts" in self.__dict__ else None
 
+    @property
+    def input_cost(self) -> float:
+        """As ModelConfig's, or as the tower itself tells."""
+        return self.config.input_cost if self.inputs is None else self.inputs.cost(self.config)
+
     @cached_property
     def parts(self) -> ByParts:
         """The model for steps that no single call computes."""
