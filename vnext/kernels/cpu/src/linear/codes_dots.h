@@ -22,6 +22,8 @@ constexpr int WORD_BITS = 4;
 #else
 constexpr int WORD_BITS = 0;
 #endif
+/* Of how many quads a word holds the products, 0 where none are added in words: a quad adds 2 * 127 * 15 with 4 bits, * 31 or * 63. */
+constexpr int word_quads(int bits) { return WORD_BITS == 0 || bits == 8 ? 0 : bits <= WORD_BITS ? 8 : bits == 5 ? 4 : 2; }
 #if (defined(VNX_AVX2) && !defined(VNX_VNNI)) || defined(VNX_NEON)
 constexpr int OFFSET = 128;
 #else
@@ -92,24 +94,18 @@ inline __m256i dots_of(__m256i sum, const __m256i *w, const __m256i *q) {
 }
 #else
 inline __m256i pairs_added(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
-/* maddubs adds two products in a word, which holds 32767: 2 * 127 * 31 four times, or * 63 twice; a code of 8 bits is multiplied
-   as its distance from 128, its sign given to the other number. */
+/* maddubs adds two products in a word, which a code of 8 bits fills: it is multiplied as its distance from 128, its sign given to the
+   other number. */
 template <int BITS>
 inline __m256i dots_of(__m256i sum, const __m256i *w, const __m256i *q) {
-    __m256i words[4];
+    __m256i pairs[4];
     UNROLLED for (int i = 0; i < 4; ++i) {
-        const __m256i code = BITS == 8 ? _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80))) : w[i];
-        words[i] = BITS == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(q[i], code)) : _mm256_maddubs_epi16(code, q[i]);
+        const __m256i code = _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80)));
+        pairs[i] = pairs_added(_mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(q[i], code)));
     }
-    if (BITS == 8) {
-        const __m256i front = _mm256_add_epi32(pairs_added(words[0]), pairs_added(words[1]));
-        return _mm256_add_epi32(_mm256_add_epi32(sum, front), _mm256_add_epi32(pairs_added(words[2]), pairs_added(words[3])));
-    }
-    const __m256i front = _mm256_add_epi16(words[0], words[1]), back = _mm256_add_epi16(words[2], words[3]);
-    if (BITS == 6) return _mm256_add_epi32(sum, _mm256_add_epi32(pairs_added(front), pairs_added(back)));
-    return _mm256_add_epi32(sum, pairs_added(_mm256_add_epi16(front, back)));
+    return _mm256_add_epi32(_mm256_add_epi32(sum, _mm256_add_epi32(pairs[0], pairs[1])), _mm256_add_epi32(pairs[2], pairs[3]));
 }
-/* With 4 bits a step's products, 2 * 127 * 15 eight times, stay in words: half of the additions of pairs, for which a Zen has one unit.
+/* Products of fewer bits stay in words while they fit: a quarter to all of the additions of pairs less, for which a Zen has one unit.
    Added in this order, or GCC holds all products at once, in memory. */
 inline void add_words(__m256i &sum, __m256i code, __m256i q) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(code, q));
@@ -125,10 +121,10 @@ inline void add_words(Quad quad, const int8_t *x, Dots (&dots)[R]) {
         add_words(dots[r].b, quad.b, q);
     }
 }
-inline Lanes floats_of_words(Dots words, int32_t start) {
-    const Dots from = dots_from(start);
-    return floats_of(Dots{_mm256_add_epi32(pairs_added(words.a), from.a), _mm256_add_epi32(pairs_added(words.b), from.b)});
+inline Dots with_pairs(Dots sum, Dots words) {
+    return {_mm256_add_epi32(sum.a, pairs_added(words.a)), _mm256_add_epi32(sum.b, pairs_added(words.b))};
 }
+inline Lanes floats_of_words(Dots words, int32_t start) { return floats_of(with_pairs(dots_from(start), words)); }
 #endif
 template <int BITS, int R>
 inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {

@@ -156,24 +156,43 @@ ALWAYS_INLINE Lanes load_numbers(const char *from, int64_t kind) {
     return kind == BFLOAT16 ? load_numbers<BFLOAT16>(from) : load_numbers<FLOAT32>(from);
 }
 
-/* Half a panel: where it lies, and room for its scales and lows as float32 [shard][number][16], null where it has none. */
-struct HalfView {
-    const Packed *weight;
+/* What all halves of a piece share, for which places and steps are divided once: how many numbers a shard has, and of a scale's form
+   how many of them are one, and how many of those have one span, 0 where they have none. */
+struct NumbersView {
+    ScaleForm form;
+    int64_t repeats, span_repeats;
+};
+struct PieceView {
     const CodesPart *piece;
-    int64_t piece_index, numbers;
+    int64_t piece_index, shards, steps, numbers;
     HalfPlaces places;
+    NumbersView scale_numbers, low_numbers;
+};
+
+inline void view_pieces(const Packed &w, PieceView *views) {
+    for (int64_t i = 0; i < w.piece_count; ++i) {
+        const CodesPart &piece = pieces_of(w)[i];
+        const int64_t steps = w.shard_steps(), repeats = repeats_of(w, piece, piece.group);
+        const auto numbers = [&](const ScaleForm &form) -> NumbersView {
+            return {form, repeats, form.span == 0 ? 0 : repeats_of(w, piece, form.span) / repeats};
+        };
+        views[i] = {&piece, i, w.shards, steps, steps * (piece.group == SPLIT ? 2 : 1), places_of(w, piece), numbers(piece.scales), numbers(piece.lows)};
+    }
+}
+
+/* Half a panel: where it lies, and room for its scales and lows as float32 [shard][number][16], null where it has none. */
+struct HalfView : PieceView {
     const char *at;
     float *scales, *lows;
 
     const char *shard_at(int64_t shard) const { return at + shard * places.end; }
 };
 
-inline HalfView view_of(const Packed &w, int64_t half, float *scales) {
+inline HalfView view_of(const Packed &w, const PieceView *pieces, int64_t half, float *scales) {
     const HalfPanel &found = halves_of(w)[half];
-    const CodesPart *piece = pieces_of(w) + found.piece;
-    const int64_t numbers = w.shard_steps() * (piece->group == SPLIT ? 2 : 1);
-    return {&w, piece, found.piece, numbers, places_of(w, *piece), reinterpret_cast<const char *>(&w) + found.at, scales,
-            piece->lows.kind < 0 ? nullptr : scales + w.shards * numbers * HALF};
+    const PieceView &own = pieces[found.piece];
+    return {own, reinterpret_cast<const char *>(&w) + found.at, scales,
+            own.piece->lows.kind < 0 ? nullptr : scales + own.shards * own.numbers * HALF};
 }
 
 /* The scales of a half's shard, or the lows: the next number of each output, for each step or for each half of one. */
@@ -183,9 +202,9 @@ struct ReadNumbers {
     int64_t span_kind, repeats, span_repeats, left, spans_left;
     Lanes span, own;
 
-    ReadNumbers(const HalfView &half, const ScaleForm &form, const char *parts_at, const char *spans_at)
-        : parts(parts_at), spans(spans_at), span_kind(form.span_kind), repeats(repeats_of(*half.weight, *half.piece, half.piece->group)),
-          span_repeats(form.span == 0 ? 0 : repeats_of(*half.weight, *half.piece, form.span) / repeats), left(1), spans_left(1) {}
+    ReadNumbers(const NumbersView &numbers, const char *parts_at, const char *spans_at)
+        : parts(parts_at), spans(spans_at), span_kind(numbers.form.span_kind), repeats(numbers.repeats), span_repeats(numbers.span_repeats),
+          left(1), spans_left(1) {}
 
     ALWAYS_INLINE Lanes next() {
         if (--left > 0) return own;
@@ -212,12 +231,12 @@ struct WidenedNumbers {
 template <int KIND>
 inline ReadNumbers<KIND> read_scales(const HalfView &half, int64_t shard) {
     const char *at = half.shard_at(shard);
-    return {half, half.piece->scales, at, at + half.places.scale_spans};
+    return {half.scale_numbers, at, at + half.places.scale_spans};
 }
 template <int KIND>
 inline ReadNumbers<KIND> read_lows(const HalfView &half, int64_t shard) {
     const char *at = half.shard_at(shard);
-    return {half, half.piece->lows, at + half.places.lows, at + half.places.low_spans};
+    return {half.low_numbers, at + half.places.lows, at + half.places.low_spans};
 }
 
 /* Call with the kind as a type. */
@@ -239,7 +258,7 @@ inline void widen(ReadNumbers<KIND> numbers, int64_t count, float *to) {
 }
 
 inline void widen_scales(const HalfView &half) {
-    for (int64_t shard = 0; shard < half.weight->shards; ++shard) {
+    for (int64_t shard = 0; shard < half.shards; ++shard) {
         const int64_t to = shard * half.numbers * HALF;
         with_kind(half.piece->scales.kind, [&](auto kind) { widen(read_scales<kind>(half, shard), half.numbers, half.scales + to); });
         if (half.lows == nullptr) continue;
@@ -261,6 +280,20 @@ struct BlockSums {
         UNROLLED for (int r = 0; r < R; ++r)
             dots[r] = dots_from(BITS <= WORD_BITS ? 0 : start[r]);
         start += R;
+    }
+    /* Half a step's products, in words for as long as these hold them: those of a step, or fewer, of which pairs are then added. */
+    ALWAYS_INLINE void add_in_words(const char *codes, int side, const int8_t *x) {
+        const auto add = [&](int quad, Dots(&to)[R]) { add_words(quad_of<BITS>(codes, side * 4 + quad), x + side * SPLIT + 4 * quad, to); };
+        constexpr int FIT = word_quads(BITS) < 4 ? word_quads(BITS) : 4;
+        UNROLLED for (int i = 0; i < 4; i += FIT) {
+            Dots words[R];
+            UNROLLED for (int r = 0; r < R; ++r)
+                words[r] = BITS <= WORD_BITS ? dots[r] : dots_from(0);
+            UNROLLED for (int quad = i; quad < i + FIT; ++quad)
+                add(quad, words);
+            UNROLLED for (int r = 0; r < R; ++r)
+                dots[r] = BITS <= WORD_BITS ? words[r] : with_pairs(dots[r], words[r]);
+        }
     }
     ALWAYS_INLINE Lanes floats(int r) const {
         if constexpr (BITS <= WORD_BITS) return floats_of_words(dots[r], start[r - R]);
@@ -300,12 +333,11 @@ struct ReadForm {
 /* R rows from `row` on, a whole block, times a half's shards: `sums` 2 * R apart. */
 template <int BITS, int R, typename Form>
 __attribute__((noinline)) void half_rows(const LinearCall &call, const HalfView &half, int64_t row, Lanes *sums) {
-    const Packed &w = *call.weight;
     const RoundedRows &from = *call.rounded;
     const bool is_split = Form::MAY_SPLIT && half.piece->group == SPLIT;
-    const int64_t first = row * w.steps(), first_number = first * (is_split ? 2 : 1), steps = w.shard_steps();
+    const int64_t steps = half.steps, first = row * half.shards * steps, first_number = row * half.shards * half.numbers;
     const int8_t *x = from.codes + first * STEP;
-    for (int64_t shard = 0; shard < w.shards; ++shard, sums += 2 * R) {
+    for (int64_t shard = 0; shard < half.shards; ++shard, sums += 2 * R) {
         const int64_t number = first_number + shard * half.numbers * R;
         BlockSums<BITS, R, typename Form::Numbers> block{
             from.starts[half.piece_index] + number, from.scales + first + shard * steps * R, from.totals[half.piece_index] + number,
@@ -318,10 +350,9 @@ __attribute__((noinline)) void half_rows(const LinearCall &call, const HalfView 
                 __builtin_prefetch(codes + FETCHED_AHEAD + line * 64, 0, 2);
             block.begin();
             UNROLLED for (int side = 0; side < 2; ++side) {
-                if constexpr (BITS <= WORD_BITS) {
+                if constexpr (word_quads(BITS) > 0) {
                     if (side == 1 && is_split) block.end(), block.begin();
-                    UNROLLED for (int i = 0; i < 4; ++i)
-                        add_words(quad_of<BITS>(codes, side * 4 + i), x + side * SPLIT + 4 * i, block.dots);
+                    block.add_in_words(codes, side, x);
                 } else {
                     Quad quads[4];
                     UNROLLED for (int i = 0; i < 4; ++i)
@@ -375,8 +406,10 @@ void linear_codes(const LinearCall &call, int64_t row0, int64_t row1, int64_t pa
     const Packed &w = *call.weight;
     const int64_t numbers = w.steps() * 4 * HALF; /* at most, of scales and lows */
     float *scales = static_cast<float *>(scratch(SLOT_PARTIALS, size_t(2 * numbers) * 4));
+    PieceView pieces[PIECES_MAX];
+    view_pieces(w, pieces);
     for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const HalfView halves[] = {view_of(w, 2 * panel, scales), view_of(w, 2 * panel + 1, scales + numbers)};
+        const HalfView halves[] = {view_of(w, pieces, 2 * panel, scales), view_of(w, pieces, 2 * panel + 1, scales + numbers)};
         for (int64_t row = row0; row < row1; row += CODE_ROWS) {
             const int64_t count = row1 - row < CODE_ROWS ? row1 - row : CODE_ROWS;
             FormsUpTo<PanelForms, CODE_ROWS>::AT[count - 1](call, halves, row == row0, row, panel);

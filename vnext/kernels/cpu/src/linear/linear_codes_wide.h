@@ -275,8 +275,10 @@ void linear_codes_wide(const LinearCall &call, int64_t row0, int64_t row1, int64
     const int64_t numbers = w.steps() * 4 * HALF, rows = row1 - row0, size = w.shards * rows * PANEL; /* numbers: as in linear_codes */
     float *scales = static_cast<float *>(scratch(SLOT_PARTIALS, size_t(2 * numbers + WIDE_STEPS * STEP_FLOATS + size) * 4));
     float *weights = scales + 2 * numbers, *sums = weights + WIDE_STEPS * STEP_FLOATS;
+    PieceView pieces[PIECES_MAX];
+    view_pieces(w, pieces);
     for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const HalfView halves[] = {view_of(w, 2 * panel, scales), view_of(w, 2 * panel + 1, scales + numbers)};
+        const HalfView halves[] = {view_of(w, pieces, 2 * panel, scales), view_of(w, pieces, 2 * panel + 1, scales + numbers)};
         for (const HalfView &half : halves)
             widen_scales(half);
         if (rows <= WIDE_FEW) {
