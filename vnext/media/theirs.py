@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -29,12 +30,13 @@ OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 class Read(NamedTuple):
-    """What a processor makes of an image: text, its tokens int64 [N], the `span` of them that is the image's input, and what the
-    model is given beside them."""
+    """What a processor makes of an image: text, its tokens int64 [N], the `span` of them that is the image's input, in how many
+    `rows` these lie (0: none known), and what the model is given beside them."""
 
     text: str
     tokens: np.ndarray
     span: slice
+    rows: int
     given: dict[str, np.ndarray]
 
 
@@ -75,7 +77,8 @@ class TheirForm:
     def seen(self, picture: np.ndarray, name: str, is_alone: bool = True) -> Seen:
         check_ratio(picture.shape, name)
         try:
-            return Seen((Part(picture),), self.read(picture).text)
+            found = self.read(picture)
+            return Seen((Part(picture, rows=found.rows),), found.text)
         except Exception as error:  # as above
             raise MediaError(f"{name} cannot be read by this model's processor: {first_line(error)}") from error
 
@@ -101,21 +104,28 @@ class TheirForm:
                 raise ValueError(f"its text has no token {self.tokens[0]}, which config.json names as that of images")
             given = {name: np.asarray(each) for name, each in made.items() if name not in OF_TEXT}
             span = slice(int(places[0]), int(places[-1]) + 1)
-            found = Read(self._processor.tokenizer.text, tokens, span, given)
+            found = Read(self._processor.tokenizer.text, tokens, span, self._rows_of(given, span.stop - span.start), given)
             self._last = picture, found
             return found
+
+
+    def _rows_of(self, given: Mapping[str, np.ndarray], count: int) -> int:
+        """In how many rows of patches that were joined so many vectors lie, 0 where the processor does not tell."""
+        side = int(getattr(self._processor.image_processor, "merge_size", 1))
+        _, rows, columns = given.get("image_grid_thw", np.zeros((1, 3), np.int64))[0] // side
+        return int(rows) if rows * columns == count else 0
 
 
 def _processor_in(folder: Path) -> ProcessorMixin:
     """The processor of the model in a folder, but not its part for videos."""
     model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
-    kind = getattr(transformers, vars(processing_auto)["PROCESSOR_MAPPING_NAMES"][model_type])
+    settings, _ = ProcessorMixin.get_processor_dict(folder)
+    kind = getattr(transformers, vars(processing_auto)["PROCESSOR_MAPPING_NAMES"].get(model_type) or settings["processor_class"])
     parts = {
         "image_processor": _image_processor_in(folder, model_type),
         "tokenizer": transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True),
     }
     own = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, argument: None})
-    settings, _ = kind.get_processor_dict(folder)
     parts["video_processor"] = parts["image_processor"]  # which some ask for settings, and no video
     given = [parts.get(name) for name in kind.get_attributes()]
     found: ProcessorMixin = cast(type[ProcessorMixin], own).from_args_and_dict(given, settings)

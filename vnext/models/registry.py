@@ -219,6 +219,14 @@ IMPLEMENTATION = "vnext_model_impl"
 OUR_OWN, THEIRS = ("vnext", "vllm"), "transformers"
 HOSTED, SEEING = "vnext.models.hosted.family", "vnext.models.hosted.seeing"
 
+TURNING = MappingProxyType(
+    {
+        "qwen2_vl_text": "Qwen2ForCausalLM", "glm4v_text": "Glm4ForCausalLM", "glm_ocr_text": "Glm4ForCausalLM",
+        "paddleocr_vl_text": "LlamaForCausalLM",
+    }
+)  # fmt: skip
+"""Decoders that turn tokens of images by rows and columns, section behind section -> the architectures that they are otherwise."""
+
 
 def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
     """The architecture as it is computed: by a family of ours, or by transformers, if config.json asks for it or no family of ours
@@ -240,7 +248,8 @@ def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
 def _as_seen(architecture: str, raw: Mapping[str, object]) -> str:
     """The architecture as it is computed where transformers has its tower, and a family of ours its decoder."""
     text, kind = raw.get("text_config"), str(raw.get("model_type"))
-    decoder = MODEL_TYPES.get(str(text.get("model_type")) if isinstance(text, Mapping) else "", "")
+    decoder_type = str(text.get("model_type")) if isinstance(text, Mapping) else f"{kind}_text"
+    decoder = TURNING.get(decoder_type) or MODEL_TYPES.get(decoder_type, "")
     return PREFIX + architecture + PLUS + decoder if decoder and has_tower_of(architecture, kind) else architecture
 
 

@@ -157,6 +157,38 @@ CASES = {
         "VideoLlama3", TEXT | {"model_type": "qwen2"}, {"vision_config": NAVIT}, ("<image>",), {"image_token": "<image>"}, {},
         ("VideoLlama3ImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": PACKED[1]["size"]}),
     ),
+    "qwen2_vl": Case(
+        "Qwen2VL", TEXT | {
+            "model_type": "qwen2_vl_text", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+        {"vision_config": {
+            "depth": 2, "embed_dim": 64, "num_heads": 4, "mlp_ratio": 2, "patch_size": PATCH, "hidden_size": 48, "initializer_range": 0.15}},
+        ("<image>", "<vis>", "</vis>", "<video>"), {"image_token": "<image>", "video_token": "<video>"}, {}, PACKED,
+    ),
+    "glm4v": Case(
+        "Glm4v", TEXT | {
+            "model_type": "glm4v_text", "attention_bias": True, "hidden_size": 64,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}},
+        {"vision_config": GRID | {"depth": 2, "num_heads": 4, "image_size": SIDE, "out_hidden_size": 64}},
+        ("<image>", "<vis>", "</vis>", "<video>"), {"image_token": "<image>", "video_token": "<video>"}, {},
+        ("Glm4vImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 8192}}),
+    ),
+    "glm_ocr": Case(
+        "GlmOcr", TEXT | {
+            "model_type": "glm_ocr_text", "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [2, 3, 3]}},
+        {"vision_config": GRID | {"depth": 2, "num_heads": 4}},
+        ("<image>", "<vis>", "</vis>", "<video>"), {"image_token": "<image>", "video_token": "<video>"}, {"processor_class": "Glm46VProcessor"},
+        ("Glm46VImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 8192}}),
+    ),
+    "paddleocr_vl": Case(
+        "PaddleOCRVL", TEXT | {
+            "model_type": "paddleocr_vl_text", "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}},
+        {"vision_config": VISION | {"spatial_merge_size": 2}}, ("<image>", "<vis>", "</vis>"), {"image_token": "<image>"}, {},
+        ("PaddleOCRVLImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 8192}}),
+    ),
     "minicpmv4_6": Case(
         "MiniCPMV4_6",
         TEXT | {

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from vnext.base.installed import first_line
 from vnext.models.config.folder import read_config
 from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.config.rope_config import ASKED_LENGTH
+from vnext.models.config.rope_config import ASKED_LENGTH, as_default, scaling_of, with_axes
 from vnext.models.config.tower_config import Tower
 from vnext.models.errors import ModelError
 from vnext.models.hosted.family import LEFT_OUT
@@ -34,14 +35,16 @@ from vnext.models.layers.assembly import Source
 from vnext.models.layers.sharding import Layout
 from vnext.models.layers.tower import Parts
 from vnext.models.outside import modeling, parts_seen
-from vnext.models.registry import Family, family
+from vnext.models.registry import TURNING, Family, family
 
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 HARMLESS = (bool, int, float, str)
 SCALING = re.compile(r"logits?_scal|softcap")
-TURNING = "def get_rope_index("
+GRID_CODE = "def get_rope_index("
 """In the code of models that give tokens of images positions of their own."""
+IMPLIED: Mapping[str, Json] = MappingProxyType({"glm_ocr_text": {"attention_bias": False}})
+"""What the code of a decoder says and its configuration does not, by model_type."""
 NOT_SERVED = "which vnext does not serve"
 
 
@@ -104,11 +107,17 @@ def parse(own: Family, raw: Json, generation: Json) -> ModelConfig:
     given = {key: value for key, value in whole.text_config.to_dict().items() if value is not None}
     ours = {key: value for key, value in raw.items() if key in ("dtype", "torch_dtype", ASKED_LENGTH, "tokenizer_eos_token_id")}
     tied = bool(getattr(whole, "tie_word_embeddings", False))
-    config: ModelConfig = own.parse(ours | given | {"architectures": [decoder], "tie_word_embeddings": tied}, generation)
+    usual = {"head_dim": whole.text_config.hidden_size // whole.text_config.num_attention_heads}
+    usual |= IMPLIED.get(whole.text_config.model_type, {})
+    given = as_default(usual | ours | given | {"architectures": [decoder], "tie_word_embeddings": tied})
+    config: ModelConfig = own.parse(given, generation)
     code = modeling(str(raw["model_type"]))
-    if config.rope.axes and TURNING not in code:  # all three of a token's positions are its place
+    if whole.text_config.model_type in TURNING:
+        pairs = int(config.head_dim * config.rope.share) // 2
+        config = replace(config, rope=with_axes(config.rope, scaling_of(given), pairs))
+    elif config.rope.axes and GRID_CODE not in code:  # all three of a token's positions are its place
         config = replace(config, rope=replace(config.rope, axes=()))
-    if config.rope.axes:
+    elif config.rope.axes:
         raise ModelError(f"{name} turns tokens of images by their rows and columns, {NOT_SERVED} with a tower of transformers")
     if SCALING.search(code) is None:  # the whole model's head has no scale of its decoder's
         config = replace(config, form=replace(config.form, logits_scale=1.0), logits_softcap=0.0)
@@ -209,6 +218,7 @@ class TheirTower:
         """Raises ModelError."""
         assert config.tower is not None
         self._width, self._scale = config.tower.width, config.form.embedding_scale
+        self._turned = config.tower.image_token if config.rope.axes else None
         self._name, _ = parts_seen(config.architecture)
         whole = config_of(read_config(path))
         try:
@@ -226,20 +236,22 @@ class TheirTower:
         self._takes = inspect.signature(self._base.forward).parameters
         self._how, self._stepped = {name: False for name in ("use_cache",) if name in self._takes}, Stepped()
 
-    def parts(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> Parts:
+    def parts(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int = 0) -> Parts:
         """As `vectors`, part by part. An image that was computed by `vectors` before tells how many there are."""
-        return self._stepped.parts(partial(self._vectors, tokens, span, given), size_of(given))
+        return self._stepped.parts(partial(self._vectors, tokens, span, given, rows), size_of(given))
 
-    def vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
-        """What stands for a span of an image's tokens [N], zeros but for those of vectors: [N, width]. Raises ModelError."""
-        return self._stepped.whole(partial(self._vectors, tokens, span, given), size_of(given))
+    def vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int = 0) -> torch.Tensor:
+        """What stands for a span of an image's tokens [N], zeros but for those of vectors: [N, width]. They lie in so many
+        `rows`, where the decoder turns them by rows and columns. Raises ModelError."""
+        return self._stepped.whole(partial(self._vectors, tokens, span, given, rows), size_of(given))
 
     def products(self, given: Mapping[str, np.ndarray], share: float) -> int:
         """Multiplications for so many times an image that was computed before."""
         return sum(self._stepped.work(size_of(given)).of(share))
 
-    def _vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray]) -> torch.Tensor:
-        tensors = {name: torch.from_numpy(each) for name, each in given.items() if name in self._takes}
+    def _vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int) -> torch.Tensor:
+        kinds = {} if self._turned is None else {"mm_token_type_ids": (tokens == self._turned).astype(np.int64)[None]}
+        tensors = {name: torch.from_numpy(each) for name, each in (kinds | dict(given)).items() if name in self._takes}
         try:
             self._base(input_ids=torch.from_numpy(tokens)[None], **tensors, **self._how)
             raise ValueError("its decoder was given nothing")
@@ -248,6 +260,9 @@ class TheirTower:
         except Exception as error:  # foreign code may raise anything
             raise ModelError(f"transformers cannot compute the tower of {self._name}: {first_line(error)}") from error
         found = others.pop("inputs_embeds", None)
+        if self._turned is not None and not is_turned(others.pop("position_ids", None), len(tokens), span, rows):
+            how = "otherwise than by rows and columns from the first one's place"
+            raise ModelError(f"{self._name} turns its images' tokens {how}, {NOT_SERVED}")
         if more := sorted(name for name, each in others.items() if not is_harmless(name, each)):
             raise ModelError(f"{self._name} gives its decoder {', '.join(more)} beside the vectors of images, {NOT_SERVED}")
         has_all = isinstance(found, torch.Tensor) and found.shape == (1, len(tokens), self._width)
@@ -259,6 +274,18 @@ class TheirTower:
 def size_of(given: Mapping[str, np.ndarray]) -> int:
     """How many numbers of an image a model is given."""
     return sum(each.size for each in given.values())
+
+
+def is_turned(given: object, count: int, span: slice, rows: int) -> bool:
+    """Whether positions of so many tokens are a text's, but for an image's in the span, which lie in `rows` (batch/turning.py)."""
+    length = span.stop - span.start
+    if not isinstance(given, torch.Tensor) or given.numel() % (3 * count) or not rows or length % rows:
+        return False
+    expected = np.tile(np.arange(count), (3, 1))
+    down, across = np.divmod(np.arange(length), length // rows)
+    expected[:, span] = span.start + np.stack((0 * down, down, across))
+    expected[:, span.stop :] += max(rows, length // rows) - length
+    return bool((given.reshape(-1, count).numpy() == expected).all())
 
 
 def is_harmless(name: str, given: object) -> bool:

@@ -47,7 +47,7 @@ class TheirImages(Inputs):
         self.form, self._tower, self._dtype = f"{self._form}, {own}", TheirTower(path, config, own), dtype
         read = self._read(np.zeros((TRIED, 2 * TRIED, 3), np.uint8))
         with torch.inference_mode():
-            self._tower.vectors(read.tokens, read.span, read.given)
+            self._tower.vectors(read.tokens, read.span, read.given, read.rows)
         share, count = max(3 * config.tower.side**2 / size_of(read.given), 1.0), np.isin(read.tokens, self._form.tokens).sum()
         self._products = self._tower.products(read.given, share) / (count * share)
 
@@ -59,7 +59,7 @@ class TheirImages(Inputs):
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of an image."""
         read = self._read(part_in(kept_in(self._folder, digest, "image")).pixels)
-        vectors = yield from self._tower.parts(read.tokens, read.span, read.given)
+        vectors = yield from self._tower.parts(read.tokens, read.span, read.given, read.rows)
         is_vector = torch.from_numpy(np.isin(read.tokens[read.span], self._form.tokens))
         return Encoded(vectors.to(self._dtype), torch.where(is_vector, self._token, torch.from_numpy(read.tokens[read.span])))
 
