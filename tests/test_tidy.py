@@ -61,7 +61,7 @@ ARROWS = {
     "models/loading": {
         "models/*", "models/config", "models/gguf", "models/layers", "models/loading/sources", "kernels", "base",
     },
-    "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
+    "models/loading/sources": {"base", "models/*", "models/config", "kernels/arrays"},
     "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*", "base"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
@@ -102,12 +102,12 @@ ARROWS = {
         "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "sched/*",
         "state/store/columns", "state/store/fields", "state/store/inputs", "log", "models/errors", "models/weight_index", "base",
     },
-    "routing": {"state/*", "log"},
+    "routing": {"base", "state/*", "log"},
     "runtime/client": {"runtime/protocol", "state/*", "state/store/inputs", "routing/*", "base"},
     "runtime/hosts": {
         "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives", "base",
     },
-    "runtime/hosts/handover": {"runtime/protocol", "runtime/hosts", "state/*", "state/facilities"},
+    "runtime/hosts/handover": {"base", "runtime/protocol", "runtime/hosts", "state/*", "state/facilities"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/ollama", "server/responses", "server/views", "server/http", "server/context",
@@ -117,11 +117,11 @@ ARROWS = {
         "server/*", "runtime/protocol", "runtime/client", "text", "state/config", "state/params", "media", "base",
     },
     "server/http": {"server/*", "server/context", "runtime/protocol"},
-    "server/batches": {"server/context", "server/http/bodies", "runtime/protocol"},
+    "server/batches": {"base", "server/context", "server/http/bodies", "runtime/protocol"},
     "server/answers": {"server/call", "server/context", "server/http", "runtime/protocol", "text", "state/events", "state/params"},
     "server/messages": {"server/context", "text", "runtime/protocol"},
     "server/ollama": {"server/context", "runtime/protocol"},
-    "server/responses": {"server/context", "text", "runtime/protocol"},
+    "server/responses": {"base", "server/context", "text", "runtime/protocol"},
     "server/views": {
         "server/*", "server/batches", "server/messages", "server/ollama", "server/responses", "server/answers", "server/http",
         "server/context", "text", "state/events", "state/params", "state/store/inputs", "log", "runtime/protocol", "runtime/client", "base",
@@ -137,20 +137,20 @@ ARROWS = {
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "base"},
     "replay/console": {"replay/reading", "log", "base"},
-    "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
+    "replay/answers": {"base", "replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
     "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log", "state/*", "sched/explain"},
     "replay/tables": {
-        "replay/causes", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
+        "base", "replay/causes", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
         "state/traits",
     },
     "replay/rerun": {
-        "kernels", "models", "sampling", "media/vectors", "runtime/protocol", "runtime/batch", "runtime/processes",
+        "base", "kernels", "models", "sampling", "media/vectors", "runtime/protocol", "runtime/batch", "runtime/processes",
         "runtime/rank/by_parts", "runtime/rank/images", "state/*", "sched/*",
     },
     "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*", "state/store/inputs"},
     "replay/ui": {
-        "replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*", "server/http/static_files",
+        "base", "replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*", "server/http/static_files",
     },  # one static server of pages
     "replay/cli": {
         "replay/ui", "replay/tables", "replay/execution", "replay/rerun", "replay/answers", "replay/console",
@@ -776,4 +776,17 @@ def test_bytes_that_are_no_text_or_nested_too_deep_are_caught_as_damage_is() -> 
                 caught & {"UnicodeError", "UnicodeDecodeError", "ValueError", "BAD_FORM"} and caught & {"RecursionError", "BAD_FORM"}
             ):
                 wrong.append(f"{name_of(path)}:{node.lineno} catches {sorted(caught)}")
+    assert wrong == []
+
+
+def test_errors_of_the_system_lose_their_number() -> None:
+    """People read what vnext.base.spelling.reason says of an OSError: Python's own words begin with [Errno 2]."""
+    wrong = []
+    for path in product_files():
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.ExceptHandler) or node.type is None or "OSError" not in ast.unparse(node.type):
+                continue
+            bare = re.compile(rf"\{{{node.name}\}}|\bstr\({node.name}\)|\b{node.name}\.strerror or |\.warning\(.*, {node.name}[,)]")
+            if any(bare.search(ast.unparse(line)) for line in node.body):
+                wrong.append(f"{name_of(path)}:{node.lineno}")
     assert wrong == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from vnext.base.spelling import reason
 from vnext.commands.chat.talker import sampling_options
 from vnext.options.reader import ChatCommand, DoctorCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
@@ -265,3 +268,11 @@ def test_bytes_that_are_no_text_are_refused_by_the_option_s_name(capsys: pytest.
         assert words in capsys.readouterr().err
     with pytest.raises(SettingsError, match="tokenizer is '.udce9', which is no UTF-8: rename it, or start with a locale of UTF-8"):
         engine_settings(tokenizer="\udce9")
+
+
+def test_what_an_error_says_has_no_number(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as found:
+        (tmp_path / "none").read_bytes()
+    assert reason(found.value) == "No such file or directory"
+    assert reason(found.value, with_file=True) == f"{tmp_path / 'none'}: No such file or directory"
+    assert reason(OSError("only 3 of 5 bytes")) == "only 3 of 5 bytes" and reason(MemoryError()) == "MemoryError"

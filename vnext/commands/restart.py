@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import tokenizer_json
 from vnext.options.reader import RestartCommand, ServeCommand, command_line, parse, state_folder
 from vnext.options.settings_check import engine_settings
@@ -211,7 +212,7 @@ def refusal(before: EngineSettings, after: EngineSettings, old: Path, new: Path)
         if tokenizer_json(old) != tokenizer_json(new):
             return f"the model in {new} has another tokenizer: stop the server and start it again"
     except (CheckpointUnreadable, OSError, ValueError) as error:
-        return str(error)
+        return reason(error, with_file=True)
     return ""
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.media.pictures import MediaError
 
 FORM_FILE = "preprocessor_config.json"
@@ -41,7 +42,7 @@ def settings_in(folder: Path, file: str = FORM_FILE) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text()) if path.is_file() else {}
     except (OSError, ValueError) as error:
-        raise MediaError(f"{path} cannot be read: {error}") from error
+        raise MediaError(f"{path} cannot be read: {reason(error)}") from error
     if not isinstance(found, dict):
         raise MediaError(f"{path} is no object of JSON")
     return found

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from vnext.base.spelling import reason
 from vnext.models.errors import ModelError
 
 INDEX_SUFFIX = ".index.json"
@@ -18,7 +19,7 @@ def index_of(path: Path) -> dict[str, Path]:
     try:
         return {name: Path(file) for name, file in json.loads(path.read_bytes())["weight_map"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is no index of weights ({error})") from error
+        raise ModelError(f"{path} is no index of weights ({reason(error)})") from error
 
 
 def write_index(path: Path, files: Mapping[str, Path]) -> None:

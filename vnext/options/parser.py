@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from vnext.base.repeated import repeated_key
-from vnext.base.spelling import close_to
+from vnext.base.spelling import close_to, reason
 from vnext.options.foreign import FOREIGN, OLLAMA, ON, Foreign, unknown_option
 from vnext.options.settings_check import checked
 from vnext.options.spellings import SIZES, size_text
@@ -431,8 +431,7 @@ def _mapping(path: str) -> dict[Any, Any]:
         if twice := repeated_key(text):
             raise SettingsError(f"{path} says {twice.key} twice, in {twice.where()}: leave one of them out.")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"the file {path} cannot be read ({reason}): give --config a YAML file.") from error
+        raise SettingsError(f"the file {path} cannot be read ({reason(error)}): give --config a YAML file.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" in line {mark.line + 1}"

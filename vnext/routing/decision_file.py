@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from vnext.base.spelling import reason
 from vnext.routing.decisions import FORMAT_VERSION, SUFFIX, Decision, Header, encode_decision, encode_header
 
 FILE_BYTES_MAX = 16 << 20
@@ -58,7 +59,7 @@ class DecisionFile:
                 raise OSError(f"only {written} of {len(data)} bytes were written")
             self._size += len(data)
         except OSError as error:
-            self.lost, self.failure = self.lost + 1, str(error)
+            self.lost, self.failure = self.lost + 1, reason(error, with_file=True)
             self._cut()
 
     def renew(self, replicas: Sequence[str]) -> None:
@@ -97,7 +98,7 @@ class DecisionFile:
         try:
             os.ftruncate(self._fd, self._size)
         except OSError as error:
-            self.failure = str(error)
+            self.failure = reason(error, with_file=True)
 
 
 def file_path(folder: Path, name: str, index: int) -> Path:

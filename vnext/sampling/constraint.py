@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import tokenizer_json
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 
@@ -238,7 +239,7 @@ class Matcher:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # the step's trouble, not the request's
                 raise MemoryError(error.strerror) from error
-            self._fail(f"the model's tokenizer cannot be read: {error}")
+            self._fail(f"the model's tokenizer cannot be read: {reason(error)}")
             return
         if self._grammar.is_error():
             self._fail("its grammar cannot be read here")

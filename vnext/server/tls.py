@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from vnext.base.spelling import reason
 from vnext.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
             context.load_verify_locations(settings.ssl_ca_certs)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         files = ", ".join(filter(None, (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)))
-        raise TlsUnusable(f"{files} cannot be read as certificate and key ({error}): give PEM files that match") from error
+        raise TlsUnusable(f"{files} cannot be read as certificate and key ({reason(error)}): give PEM files that match") from error
     context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     return context
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import TEMPLATE_FILE, TEMPLATES_FOLDER, tokenizer_settings
 
 PROCESSOR_FILE = "chat_template.json"
@@ -25,7 +26,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
     try:
         return tokenizer_settings(folder)
     except (OSError, ValueError) as error:
-        raise CheckpointUnreadable(str(error)) from error
+        raise CheckpointUnreadable(reason(error, with_file=True)) from error
 
 
 def chat_template(folder: Path) -> str | None:
@@ -70,4 +71,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointUnreadable(f"{path} cannot be read as UTF-8: {error}.") from error
+        raise CheckpointUnreadable(f"{path} cannot be read as UTF-8: {reason(error)}.") from error

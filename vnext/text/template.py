@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from vnext.base.spelling import reason
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.dialects.table import GENERIC, dialect_of, shows_tools, with_tools
 from vnext.text.reasoning import Marks, marks_of
@@ -190,7 +191,7 @@ def read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TemplateUnreadable(f"The chat template {path} cannot be read: {error}.") from error
+        raise TemplateUnreadable(f"The chat template {path} cannot be read: {reason(error)}.") from error
 
 
 def _compiled(source: str) -> jinja2.Template:

@@ -404,7 +404,7 @@ def test_prompts_of_a_folder_and_of_the_hub(tokenizer: Tokenizer, tmp_path: Path
     assert [dataset_path(name) for name in ("a/b.jsonl", "./a/b", "file")] == [Path("a/b.jsonl"), Path("a/b"), Path("file")]
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SettingsError, match="owner/set is no file, and no data set that the hub gives here"):
+    with pytest.raises(SettingsError, match="owner/set is no file, nor a data set that the hub gives"):
         dataset_path("owner/set")
 
 

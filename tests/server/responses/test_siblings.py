@@ -151,4 +151,4 @@ def test_the_folder_is_bounded_as_the_store_is(tmp_path: Path, caplog: pytest.Lo
     full = ResponseStore(2_000, path)
     for number in range(2):
         full.put({"id": f"resp_{number}", "output": []}, [], ())
-    assert len(full._kept) == 2 and caplog.text.count("loses its stored responses") == 1, "it serves on"
+    assert len(full._kept) == 2 and caplog.text.count("loses its responses") == 1, "it serves on"

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.commands.bench.workload import plain_ids
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.text.tokenizer import Tokenizer
@@ -199,7 +200,7 @@ def _read(path: Path) -> list[_Conversation]:
     try:
         return msgspec.json.decode(_data(path), type=list[_Conversation])
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({error}).") from error
+        raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({reason(error)}).") from error
 
 
 def _lines(path: Path, kind: type[T], member: str) -> list[T]:
@@ -210,7 +211,7 @@ def _lines(path: Path, kind: type[T], member: str) -> list[T]:
         lines = _data(path).split(b"\n")
         return [_line(line, number, kind) for number, line in enumerate(lines, 1) if line.strip()]
     except (OSError, ValueError) as error:
-        raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with {member} each ({error}).") from error
+        raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with {member} each ({reason(error)}).") from error
 
 
 def _line(line: bytes, number: int, kind: type[T]) -> T:
@@ -245,7 +246,8 @@ def _rows(path: Path, kind: type[T]) -> list[T]:
     except ImportError as error:
         raise SettingsError("--dataset-path: Parquet needs pyarrow: pip install 'vnext[parquet]', or give JSON.") from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise SettingsError(f"--dataset-path {path} cannot be read as Parquet of {', '.join(sorted(names))} ({error}).") from error
+        members = ", ".join(sorted(names))
+        raise SettingsError(f"--dataset-path {path} cannot be read as Parquet of {members} ({reason(error)}).") from error
 
 
 def dataset_path(asked: str) -> Path:
@@ -258,4 +260,4 @@ def dataset_path(asked: str) -> Path:
         hub = import_module("huggingface_hub")  # most of a second, and no file needs it
         return Path(hub.snapshot_download(asked, repo_type="dataset", allow_patterns="*.parquet"))
     except (OSError, ValueError, RuntimeError) as error:
-        raise SettingsError(f"--dataset-path {asked} is no file, and no data set that the hub gives here ({error}).") from error
+        raise SettingsError(f"--dataset-path {asked} is no file, nor a data set that the hub gives ({reason(error)}).") from error

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.commands.chat.talker import Messages, TalkRefused, require_sampling
 from vnext.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 
@@ -123,7 +124,7 @@ def _save(talk: Conversation, argument: str) -> Reply:
     except FileExistsError:
         return Reply(f"{argument} is there already: name another file")
     except (OSError, RuntimeError) as error:
-        return Reply(f"{argument} cannot be written ({getattr(error, 'strerror', None) or error}): name another file")
+        return Reply(f"{argument} cannot be written ({reason(error)}): name another file")
     return Reply(f"{len(talk.turns)} messages are in {argument}")
 
 

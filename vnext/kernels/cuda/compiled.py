@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from vnext.base.compiled import CUDA_LAUNCHES, NOT_BUILT, absent, load as load_module
+from vnext.base.spelling import reason
 from vnext.kernels.cuda import attention, rows
 from vnext.kernels.cuda.backends import is_usable, kernel_for
 from vnext.kernels.cuda.interface import SCALARS
@@ -165,4 +166,4 @@ def serve_gpu() -> None:
     try:
         serve("cuda", gpu_launcher())
     except (OSError, AttributeError, RuntimeError) as error:  # no driver, or a torch that lacks a function: Python serves
-        _refused["cuda"] = str(error).splitlines()[0]
+        _refused["cuda"] = reason(error, with_file=True).splitlines()[0]

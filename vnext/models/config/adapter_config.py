@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from vnext.base.spelling import reason
 from vnext.models.config.json_keys import Json, positive, read_json, shown
 from vnext.models.errors import ModelError
 
@@ -137,5 +138,5 @@ def adapter_digest(folder: Path) -> str:
                 while chunk := stream.read(CHUNK_BYTES):
                     digest.update(chunk)
     except OSError as error:
-        raise ModelError(f"the adapter in {folder} cannot be read ({error})") from error
+        raise ModelError(f"the adapter in {folder} cannot be read ({reason(error)})") from error
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.config.json_keys import Json, read_json, read_optional_json, shown
 from vnext.models.errors import ModelError
@@ -46,7 +47,7 @@ def require_checkpoint(path: Path, is_head: bool = False) -> None:
         for file in weight_files(path):
             read_header(file)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error}); give a folder that this user may read") from error
+        raise ModelError(f"{path} cannot be read ({reason(error)}); give a folder that this user may read") from error
 
 
 def read_config(path: Path) -> Json:

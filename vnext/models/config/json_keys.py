@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import is_pointer, pointer_sentence
 from vnext.models.errors import ModelError
 
@@ -66,7 +67,7 @@ def read_json(path: Path) -> Json:
             raise ModelError(pointer_sentence(path))
         value = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download the model again") from error
+        raise ModelError(f"{path} cannot be read as JSON ({reason(error)}); download the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object but holds {type(value).__name__}")
     return value

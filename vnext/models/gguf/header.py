@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.errors import ModelError
 
@@ -133,7 +134,7 @@ def read_header(file: Path, has_texts: bool = True) -> Header:
                 raise ModelError(f"{file} is {kind}; unpack it, and give the GGUF file that is in it")
             return _header(_Cursor(data, has_texts), len(data))
     except (_Broken, ValueError, OSError) as error:
-        raise ModelError(f"{file} is no GGUF file that can be read ({error}); download it again") from error
+        raise ModelError(f"{file} is no GGUF file that can be read ({reason(error)}); download it again") from error
 
 
 def _header(cursor: _Cursor, size_bytes: int) -> Header:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import tokenizer_json
 from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.table import Operations, operations, substituted
@@ -95,7 +96,7 @@ def _windows(folder: Path, text: Path, config: ModelConfig) -> Iterable[list[int
         tokenizer = Tokenizer.from_str(tokenizer_json(folder).decode())
         ids, begin = (tokenizer.encode(each).ids for each in (text.read_text(encoding="utf-8"), ""))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{text} cannot be read as text ({error}); give --calibrate a file of UTF-8") from error
+        raise ModelError(f"{text} cannot be read as text ({reason(error)}); give --calibrate a file of UTF-8") from error
     if len(ids) < WINDOW:
         raise ModelError(f"{text} has {len(ids)} tokens, and a calibration needs {WINDOW} or more: give a longer text")
     size = min(WINDOW, config.position_count_max) - len(begin)

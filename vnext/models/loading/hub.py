@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from glob import escape
 from pathlib import Path
 
-from vnext.base.spelling import close_to
+from vnext.base.spelling import close_to, reason
 from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME
 from vnext.models.errors import ModelError
@@ -46,7 +46,7 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
         is_here = bool(model) and (local.is_dir() or is_gguf(local))
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
-        raise ModelError(f"{model!r} cannot be opened ({error}); give an existing folder or a hub id") from error
+        raise ModelError(f"{model!r} cannot be opened ({reason(error)}); give an existing folder or a hub id") from error
     has_name = named is not None and (model in MODELS or is_requirement(model) or here(model, named) is not None)
     if revision and (is_here or has_name):
         where = "on this machine" if is_here else "no model of the hub"

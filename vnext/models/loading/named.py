@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from vnext.base.spelling import reason
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX
 
@@ -255,7 +256,7 @@ def fetch(model: str, folder: Path) -> Path:
             return here(model, folder) or _fetch(name, requirement, named, folder)
     except OSError as error:
         raise ModelError(
-            f"model {model!r} cannot be kept in {folder} ({error.strerror or error}); make room there, or name another folder with "
+            f"model {model!r} cannot be kept in {folder} ({reason(error)}); make room there, or name another folder with "
             "--models-dir"
         ) from error
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vnext.base.spelling import reason
 from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
@@ -215,7 +216,7 @@ def _make(found: Path, texts: dict[str, str], links: dict[str, Path], purpose: s
     try:
         _make_once(found, texts, links)
     except OSError as error:
-        raise ModelError(f"the folder {found} for {purpose} cannot be made ({error}); make room for it") from error
+        raise ModelError(f"the folder {found} for {purpose} cannot be made ({reason(error)}); make room for it") from error
 
 
 def _make_once(found: Path, texts: dict[str, str], links: dict[str, Path]) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from vnext.base.spelling import reason
 from vnext.kernels.cpu.memory import ALIGNMENT, in_place_of
 from vnext.kernels.cpu.native import kernels
 from vnext.models.config.folder import weight_files
@@ -147,7 +148,7 @@ class PackedFile:
         except OSError as error:
             log.warning(
                 "The packed weights cannot be written to %s (%s): make room there, or give --packed-weights-dir off; until then "
-                "each start packs them again.", self.path.parent, error.strerror or error,
+                "each start packs them again.", self.path.parent, reason(error),
             )  # fmt: skip
         except ModelError:
             return  # so has a checkpoint that is gone

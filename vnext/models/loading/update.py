@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.kernels.format import GGUF_BLOCKS
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import Checkpoint, Tensors, file_tensors, folder_tensors, overlaid
@@ -34,7 +35,7 @@ def open_update(path: Path) -> Checkpoint:
     try:
         return Checkpoint(path, folder_tensors(path) if path.is_dir() else _file_tensors(path), 0).rooted()
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error}); {NOTHING_CHANGED}") from error
+        raise ModelError(f"{path} cannot be read ({reason(error)}); {NOTHING_CHANGED}") from error
 
 
 def _file_tensors(path: Path) -> Tensors:

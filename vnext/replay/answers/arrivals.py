@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.replay.reading.source import UnusableLog
 from vnext.state.events import RequestArrived, RequestId, RequestResumed, pack_tokens, unpack_tokens
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
@@ -196,4 +197,4 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 file.seek(0)
             yield from (line for line in file if line.strip())
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error
+        raise UnusableLog(f"{path} cannot be read ({reason(error)})") from error

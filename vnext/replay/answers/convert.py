@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from vnext.base.spelling import reason
 from vnext.log import codec
 from vnext.log.codec import Frame
 from vnext.replay.answers.arrivals import (
@@ -143,7 +144,7 @@ def _write_lines(lines: Iterable[bytes], out: Path) -> int:
     except FileExistsError as error:
         raise UnusableLog(f"{out} is there already: name a new file") from error
     except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error.strerror or error})") from error
+        raise UnusableLog(f"{out} cannot be written ({reason(error)})") from error
     return count
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log.codec import Frame
 from vnext.replay.reading.drawn import Answered
 from vnext.replay.reading.folding import Broken, Folded, first_state, fold
@@ -122,7 +123,7 @@ def _write(rollouts: Iterable[Rollout], out: Path) -> None:
     except FileExistsError as error:
         raise UnusableLog(f"{out} is there already: name a new file") from error
     except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error.strerror or error})") from error
+        raise UnusableLog(f"{out} cannot be written ({reason(error)})") from error
 
 
 class Answer(Answered, kw_only=True):

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vnext.base.spelling import reason
 from vnext.replay.console.commands import DIFFERENT, SAME, print_answer
 from vnext.replay.console.ended import COMPLETE, Ended
 from vnext.replay.console.render import printable
@@ -122,7 +123,7 @@ def _read_all(path: Path) -> tuple[list[Header], list[Known], Ended]:
         try:
             found = read(each.read_bytes())
         except (NoDecisions, OSError) as error:
-            raise UnusableLog(f"{each}: {error}") from error
+            raise UnusableLog(f"{each}: {reason(error)}") from error
         places = len(found.header.replicas)
         if any(not -1 <= one.chosen < min(len(one.candidates), places) for one in found.decisions):
             raise UnusableLog(f"{each}: a decision chose a replica that it did not know")

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from vnext.base.spelling import reason
 from vnext.log import codec
 from vnext.log.codec import Frame, SegmentStart
 from vnext.replay.console import render
@@ -287,7 +288,7 @@ def posted(url: str, log: str, alarm: Alarm) -> str:
         with urllib.request.urlopen(request, timeout=WEBHOOK_S):
             return ""
     except (OSError, ValueError, HTTPException) as error:  # ValueError: a port that is no number
-        return str(error)
+        return reason(error, with_file=True)
 
 
 def print_progress(console: Console, answer: Watched, quiet_s: float = 0.0, kept: bool = True) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.log.codec import SEGMENT_SUFFIX, segment_name
 from vnext.replay.console import render
@@ -117,7 +118,7 @@ def write_log(events: Sequence[AnyEvent], out: Path) -> Path:
     except FileExistsError as error:
         raise UnusableLog(f"{path} is there already: give another place with -o") from error
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be written ({error.strerror or error}): give another place with -o") from error
+        raise UnusableLog(f"{path} cannot be written ({reason(error)}): give another place with -o") from error
     return path
 
 

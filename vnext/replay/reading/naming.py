@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log import codec, pseudonyms
 from vnext.log.log_bytes import impl
 from vnext.log.log_plain import RECORD_HEAD
@@ -92,7 +93,7 @@ def _key(log: Log, key_file: Path | None) -> bytes:
     except (OSError, ValueError) as error:
         if key_file is None:
             return b""
-        raise UnusableLog(f"{path} holds no key ({error}): the engine writes one beside the log's folder") from error
+        raise UnusableLog(f"{path} holds no key ({reason(error)}): the engine writes one beside the log's folder") from error
 
 
 def _usual_key(log: Log) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log import compression
 from vnext.log.codec import MAGIC, SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart, record_head
 from vnext.log.reading import Item, read
@@ -82,7 +83,7 @@ def _head(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error
+        raise UnusableLog(f"{path} cannot be read ({reason(error)})") from error
 
 
 def part_of(path: Path, at: int = 0, count: int | None = None) -> bytes:
@@ -103,4 +104,4 @@ def contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
         try:
             yield part_of(path)
         except OSError as error:
-            raise UnusableLog(f"{path} cannot be read ({error.strerror or error})") from error
+            raise UnusableLog(f"{path} cannot be read ({reason(error)})") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log import codec, snapshot as snapshots
 from vnext.log.codec import Frame, SegmentHeader, schema_digest
 from vnext.log.snapshot import Snapshot, snapshot
@@ -33,7 +34,7 @@ def new_folder(path: Path) -> Path:
         if any(path.iterdir()):
             raise UnusableLog(f"{path} is not empty: name a new folder")
     except OSError as error:
-        raise UnusableLog(f"{path} cannot be written ({error.strerror or error})") from error
+        raise UnusableLog(f"{path} cannot be written ({reason(error)})") from error
     return path
 
 
@@ -97,7 +98,7 @@ class Writer:
             if times := self._times.taken():
                 timestamps_path(path).write_bytes(times)
         except OSError as error:
-            raise UnusableLog(f"{path} cannot be written ({error.strerror or error})") from error
+            raise UnusableLog(f"{path} cannot be written ({reason(error)})") from error
         self.bytes_written += len(self._data)
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.base.spelling import reason
 from vnext.kernels.cpu import native
 from vnext.kernels.thin import ThinBlocks
 from vnext.models.config.adapter_config import RANK_MAX
@@ -128,7 +129,7 @@ class Machine:
             states = tuple(shard.states(state_pages) for shard in self.shards)
             return Caches(tuple(shard.cache(pages, block_size) for shard in self.shards), pages, block_size, states)
         except (MemoryError, OSError, RuntimeError, OverflowError, ValueError) as error:
-            raise CannotRun(f"there is no memory for a cache of {pages:,} blocks of {block_size} tokens ({error})") from error
+            raise CannotRun(f"no memory for a cache of {pages:,} blocks of {block_size} tokens ({reason(error)})") from error
 
     def logits(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor | None:
         """One step on all ranks: float32 [S, V] of the sampled rows, None if there are none."""
@@ -177,7 +178,7 @@ def open_machine(
     try:
         found = fingerprint(path)
     except (ModelError, OSError) as error:
-        raise CannotRun(str(error)) from error
+        raise CannotRun(reason(error, with_file=True)) from error
     if started.model_digest and found != started.model_digest and not any_model:
         raise CannotRun(
             f"{path} is another model than the log's: its weights and config have the digest {found}, the log's "
@@ -257,4 +258,4 @@ class Adapters:
             for shard in self._shards:
                 shard.adapters.append(load_adapter(Path(self._folders[digest]), digest, shard.base, RANK_MAX))
         except (ModelError, OSError) as error:
-            raise CannotRun(str(error)) from error
+            raise CannotRun(reason(error, with_file=True)) from error

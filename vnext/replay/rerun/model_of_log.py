@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from vnext.base.spelling import reason
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.named import here
@@ -40,4 +41,4 @@ def digests_of(folder: Path, whole: bool) -> tuple[str, str]:
     try:
         return fingerprint(folder), weights_digest(folder) if whole else ""
     except (ModelError, OSError) as error:
-        raise CannotRun(str(error)) from error
+        raise CannotRun(reason(error, with_file=True)) from error

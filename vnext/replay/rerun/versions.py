@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vnext.base.spelling import reason
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.update import check_update, open_update, tensors_digest
@@ -50,7 +51,7 @@ class Versions:
                 for shard in self._shards:
                     shard.refill(tensors)
         except (ModelError, OSError) as error:
-            raise CannotRun(str(error)) from error
+            raise CannotRun(reason(error, with_file=True)) from error
         self._now = label
 
     def _look(self, weights: Weights) -> Checkpoint | None:
@@ -66,7 +67,7 @@ class Versions:
             check_update(tensors, names, open_update(self._path).names())
             found = tensors_digest(tensors, names) if self._checks else weights.digest
         except (ModelError, OSError) as error:
-            found, tensors = str(error), None
+            found, tensors = reason(error, with_file=True), None
         if tensors is not None and found == weights.digest:
             return tensors
         has = f"has the digest {found}" if tensors is not None else f"cannot be used ({found})"

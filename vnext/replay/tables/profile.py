@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from vnext.base.spelling import reason
 from vnext.log.reading import BAD_FORM
 from vnext.replay.answers.trace import trace
 from vnext.replay.causes.ledger import Entry, ledger
@@ -273,7 +274,7 @@ def served(path: Path, calls_file: Path, out: Path) -> Served:
         ranks = _calls_decoder.decode(calls_file.read_bytes())
         calls = [calls_in(each.calls) for each in ranks]
     except OSError as error:
-        raise UnusableLog(f"{calls_file} cannot be read ({error.strerror or error})") from error
+        raise UnusableLog(f"{calls_file} cannot be read ({reason(error)})") from error
     except BAD_FORM as error:
         raise UnusableLog(f"{calls_file} has no calls of kernels: {error}") from error
     index = index_of(path)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.log.codec import Frame, SegmentStart
 from vnext.replay.reading.cachefile import Progress
 from vnext.replay.reading.folding import IMPOSSIBLE, first_state
@@ -138,7 +139,7 @@ class LiveWalk(Walk):
         try:
             return super().moment(step)
         except OSError as error:
-            raise UnusableLog(f"step {step} is gone: the engine has deleted its part of the log ({error})") from error
+            raise UnusableLog(f"step {step} is gone: the engine has deleted its part of the log ({reason(error)})") from error
 
     def place(self, kind: Kind, value: int) -> Place:
         grown = self._indexed_bytes != (size := self._paths[-1].stat().st_size)
@@ -209,7 +210,7 @@ class LiveLog:
                 wait_s = RETRY_S
             except (Lost, Damaged, UnusableLog, OSError) as lost:
                 self._take_rest()
-                self.condition, self.word = "ended", str(lost)
+                self.condition, self.word = "ended", reason(lost, with_file=True)
             except (LawBroken, *IMPOSSIBLE) as broken:
                 self.condition, self.word = "ended", f"the log cannot be folded behind event {self.walk.events - 1}: {broken}"
             self._stopped.wait(wait_s)

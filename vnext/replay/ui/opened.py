@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.replay.console.ended import COMPLETE, ended
 from vnext.replay.reading.folding import IMPOSSIBLE
 from vnext.replay.reading.index import Index, Segment, Unindexed
@@ -139,7 +140,7 @@ class Questions:
             try:
                 segment.made()
             except OSError as error:
-                making.set_exception(UnusableLog(f"{segment.path} cannot be read any more ({error}): open its log anew"))
+                making.set_exception(UnusableLog(f"{segment.path} cannot be read any more ({reason(error)}): open its log anew"))
             except (UnusableLog, *IMPOSSIBLE) as error:
                 making.set_exception(error)
             else:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import asdict, replace
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.routing.decision_file import DecisionFile, header_of
 from vnext.routing.prompts import Prompt
@@ -93,7 +94,7 @@ class Replicas:
         try:
             self._decisions = DecisionFile(folder, header_of(__version__, self._router.policy, names), str(number))
         except OSError as error:
-            log.warning("the router's decisions are not recorded: %s", error)
+            log.warning("the router's decisions are not recorded: %s", reason(error, with_file=True))
             return
         self._router.record, self._router.clock_us = self._decisions.write, self._decisions.clock_us
 

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.runtime.client.pending_operations import BadTensors
 from vnext.runtime.protocol.operations import SharedTensor
 
@@ -72,7 +73,7 @@ def _mapped(name: str) -> mmap.mmap:
         with (SHARED_MEMORY / name).open("rb") as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        sentence = f"the shared memory {name!r} cannot be read ({error}): make it before the call, readable by this user"
+        sentence = f"the shared memory {name!r} cannot be read ({reason(error)}): make it before the call, readable by this user"
         raise BadTensors(sentence) from error
 
 

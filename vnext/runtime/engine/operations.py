@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.models.weight_index import INDEX_SUFFIX, index_of
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.processes.run_dir import WEIGHTS, CoreNotes
@@ -262,7 +263,7 @@ class Operations(Facility):
         try:
             self._notes.replace(WEIGHTS, msgspec.json.encode(handover).decode())
         except OSError as error:
-            raise CannotDo(f"the engine cannot note it for its recovery ({error}); nothing has changed") from error
+            raise CannotDo(f"the engine cannot note it for its recovery ({reason(error)}); nothing has changed") from error
         self.handover = handover
 
     def _call(self, function: str, arguments: dict[str, Any]) -> Course:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import zmq
 
 from vnext.base.exits import DONE, FAILED, FOLLOWED, REFUSED
+from vnext.base.spelling import reason
 from vnext.media.store import FOLDER
 from vnext.media.vectors import DISK_SHARE
 from vnext.models.errors import ModelError
@@ -126,18 +127,18 @@ def report_failed_start(error: Exception, settings: CoreSettings, front: zmq.Soc
     refused = isinstance(error, REFUSALS)
     before, notes = settings.predecessor, CoreNotes(settings.run_dir)
     is_followed = before is not None and (before.replaced or not refused)
-    notes.write(REFUSAL, sentence_of(error))
+    notes.write(REFUSAL, reason(error, with_file=True))
     if not is_followed:
-        report_death(front, wake, EngineDied(message=sentence_of(error), refused=refused))
+        report_death(front, wake, EngineDied(message=reason(error, with_file=True), refused=refused))
     return REFUSED if refused else FOLLOWED if is_followed else FAILED
 
 
 def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
     """Name the error that stopped the engine, and the log that led to it, to all clients and on stderr."""
     where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != OFF else ""
-    clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}", is_followed=is_followed))
+    clients.tell_all(EngineDied(message=f"The engine stopped: {reason(error, with_file=True)}.{where}", is_followed=is_followed))
     if isinstance(error, LAST_DEATHS):  # not a bug here, so a traceback would not help
-        logging.error("the engine stopped: %s.%s", sentence_of(error), where)
+        logging.error("the engine stopped: %s.%s", reason(error, with_file=True), where)
     else:
         logging.exception("the engine stopped.%s", where)
 
@@ -396,9 +397,3 @@ def report_death(front: zmq.Socket[bytes], wake: int, farewell: EngineDied) -> N
     while (ready := dict(poller.poll(FAREWELL_MS))) and wake not in ready:
         for peer, _ in read_messages(front.recv_multipart()):
             front.send_multipart((peer, encoder.encode(farewell)))
-
-
-def sentence_of(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror  # without its number
-    return str(error) or type(error).__name__

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import asdict
 
+from vnext.base.spelling import reason
 from vnext.runtime.engine.due_reports import Drifted
 from vnext.runtime.engine.executor import Executor
 from vnext.runtime.engine.facility import Facility
@@ -196,7 +197,7 @@ class Recovery:
                 try:
                     path.write_text(text)
                 except OSError as error:
-                    log.warning("The stack of rank %d could not be written (%s):\n%s", rank, error, text)
+                    log.warning("The stack of rank %d could not be written (%s):\n%s", rank, reason(error), text)
                 else:
                     log.warning("The stack of rank %d is in %s.", rank, path)
 

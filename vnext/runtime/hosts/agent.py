@@ -16,6 +16,7 @@ from pathlib import Path
 import zmq
 from msgspec.structs import replace
 
+from vnext.base.spelling import reason
 from vnext.runtime.hosts.frames import (
     BEAT_S,
     SILENCE_S,
@@ -65,7 +66,7 @@ class Agent:
                 wire = connected(socket.create_connection(address, timeout=SILENCE_S), secret, "host")
             except (OSError, WireBroken) as error:
                 if not is_told:
-                    log.warning("The master at %s:%d cannot be reached (%s); this host tries again every second.", *address, error)
+                    log.warning("The master at %s:%d does not answer (%s); it is tried every second.", *address, reason(error))
                 is_told = True
                 time.sleep(BEAT_S)
                 continue

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from vnext.base.spelling import reason
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.transport.collectives.errors import RankLost
@@ -52,7 +53,7 @@ class HostLinks:
             connection = socket.create_connection((host, int(port)), timeout=MEETING_S)
             return HostReader(connected(connection, self._key, "host", MEETING_S, send_timeout_s=0.0))
         except (RuntimeError, OSError, WireBroken, WireRefused) as error:  # torch's DistNetworkError is a RuntimeError
-            raise RankLost(f"the stage that makes {topic} cannot be reached ({str(error).partition('. ')[0]})") from error
+            raise RankLost(f"the stage that makes {topic} cannot be reached ({reason(error).partition('. ')[0]})") from error
 
 
 class HostWriter:

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.protocol.settings import SettingsError
@@ -101,7 +102,7 @@ class Wire:
             self.sent_bytes += len(frame)
         except OSError as error:
             self.close()
-            raise WireBroken(f"the connection has ended ({error})") from error
+            raise WireBroken(f"the connection has ended ({reason(error)})") from error
         finally:
             self._sending.release()
 
@@ -122,7 +123,7 @@ class Wire:
             pass
         except OSError as error:
             self.close()
-            raise WireBroken(f"the connection has ended ({error})") from error
+            raise WireBroken(f"the connection has ended ({reason(error)})") from error
         if not (found := self._whole()) and has_ended:
             self.close()
             raise WireBroken("the other side has ended the connection")
@@ -172,7 +173,7 @@ def connected(
         return Wire(connection, key, role)
     except OSError as error:
         connection.close()
-        raise WireBroken(f"the connection ended in the handshake ({error})") from error
+        raise WireBroken(f"the connection ended in the handshake ({reason(error)})") from error
     except (WireBroken, WireRefused):
         connection.close()
         raise

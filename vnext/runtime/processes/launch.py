@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vnext.base import compiled
+from vnext.base.spelling import reason
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
@@ -274,9 +275,8 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise StartRefused(
-            f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
+            f"the log directory {parent} cannot be written ({reason(error)}): choose another one with --log-dir, or switch the log "
             "off with --log off"
         ) from error
     if elsewhere and replica == 0:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from vnext.base.spelling import reason
 from vnext.runtime.processes.subprocesses import Child, terminate_all
 
 AFTER_S = 10.0
@@ -57,4 +58,4 @@ class Standby:
             try:
                 self._children = self._start()
             except OSError as error:
-                log.warning("No process stands by: %s", error)
+                log.warning("No process stands by: %s", reason(error, with_file=True))

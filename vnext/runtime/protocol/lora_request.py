@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.models.config.adapter_config import SETTINGS_NAME, WEIGHTS_NAME, adapter_digest, read_adapter_settings
 from vnext.models.config.adapter_header import LinearLayers, check_adapter_header
 from vnext.models.errors import ModelError
@@ -46,7 +47,7 @@ def adapter_files(request: LoRARequest, max_lora_rank: int, layers: LinearLayers
     except ModelError as error:
         raise InvalidRequest(f"{error}.", "lora_request") from error
     except (OSError, ValueError, RuntimeError) as error:  # of paths: a zero byte, a loop of links, an unknown user's home
-        raise InvalidRequest(f"The adapter's folder {request.lora_path!r} cannot be read ({error}).", "lora_path") from error
+        raise InvalidRequest(f"The adapter's folder {request.lora_path!r} is unreadable ({reason(error)}).", "lora_path") from error
 
 
 def module_of(text: str) -> LoRARequest:

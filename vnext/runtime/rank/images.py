@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
@@ -174,7 +175,7 @@ class Shelf:
         try:
             self.files.write(digest, file)
         except OSError as error:
-            self._warn(f"Vectors of inputs are not kept on disk, and serving goes on: {error}")
+            self._warn(f"Vectors of inputs are not kept on disk, and serving goes on: {reason(error)}")
         finally:
             self._free.release()
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from vnext.base.spelling import reason
 from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, PageFiles, checksum_in
 from vnext.runtime.hosts.handover.receiving import Pages, Receiver
 from vnext.runtime.hosts.handover.source import BlockSource, HandoverFailed
@@ -231,7 +232,7 @@ class RankTier:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("The disk tier cannot write a block, tries on with the next ones, and serving goes on: %s", error)
+                log.warning("The disk tier cannot write a block, tries on with the next, and serving goes on: %s", reason(error))
         return BlocksWritten(self._rank, request.blocks, b"".join(stored), request.snapshots, b"".join(behind))
 
     def _read(self, transfer: Transfer, fillings: tuple[Filling, ...], ticket: str) -> BlocksRead:

@@ -15,6 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from vnext.base.spelling import reason
 from vnext.log import compression
 
 SUFFIX = ".packing"
@@ -69,7 +70,7 @@ class Compressor:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.failure = str(error)
+            self.failure = reason(error, with_file=True)
         made.unlink(missing_ok=True)
 
     def _written(self, segment: Path, made: Path) -> bool:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.log import codec, log_bytes, pseudonyms, snapshot as snapshots
 from vnext.log.codec import RankDetail, RankDigest, SegmentHeader
@@ -239,6 +240,6 @@ def new_name_key(log_dir: Path) -> bytes:
         with os.fdopen(fd, "w") as file:
             file.write(f"{key.hex()}\n")
     except OSError as error:
-        logger.warning("requests have no names in this log, because their key cannot be written: %s", error)
+        logger.warning("requests have no names in this log, because their key cannot be written: %s", reason(error, with_file=True))
         return b""
     return key

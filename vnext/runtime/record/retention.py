@@ -14,6 +14,7 @@ import re
 import stat
 from pathlib import Path
 
+from vnext.base.spelling import reason
 from vnext.log import codec, pseudonyms
 
 START = re.compile(r"\d{8}-\d{6}-\d+-\d+")
@@ -45,7 +46,7 @@ def forget(log_dir: Path, starts_max: int, bytes_max: int) -> None:
     try:
         found = sorted((each for each in log_dir.parent.iterdir() if START.fullmatch(each.name) and each != log_dir), reverse=True)
     except OSError as error:
-        logger.warning("earlier logs are not looked at, because their folder cannot be read: %s", error)
+        logger.warning("earlier logs are not looked at, because their folder cannot be read: %s", reason(error, with_file=True))
         return
     count, size = 1, _size_of(log_dir)
     for folder in found:
@@ -73,7 +74,7 @@ def _delete(folder: Path) -> bool:
         folder.rmdir()
         folder.with_name(pseudonyms.name_key_file(folder.name)).unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("the log %s is left, because it cannot be deleted: %s", folder, error)
+        logger.warning("the log %s is left, because it cannot be deleted: %s", folder, reason(error))
         return False
     finally:
         os.close(lock)

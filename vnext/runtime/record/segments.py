@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log import codec
 from vnext.log.codec import SegmentHeader
 from vnext.runtime.record.compressor import Compressor, Indexer, next_due
@@ -209,7 +210,7 @@ class Segments:
             header = codec.next_header(newest.header, newest.chain, self.written_event, snapshot, self._frames)
             self.newest = self._started(header, NEXT_FLAGS)
         except OSError as error:
-            self.failure = str(error)
+            self.failure = reason(error, with_file=True)
             newest.full_at, newest.old_at = newest.size + self._bounds.segment_bytes_max // RETRY_SHARE, 0.0
             self.is_due = False
             return
@@ -242,7 +243,7 @@ class Segments:
             if self._durable:
                 os.fdatasync(newest.fd)
         except OSError as error:
-            newest.torn, self.failure = True, str(error)
+            newest.torn, self.failure = True, reason(error, with_file=True)
             newest.cut()
             raise
         now_ns = time.monotonic_ns()
@@ -324,7 +325,7 @@ class Segments:
                 timestamps_path(self._closed[0].path).unlink(missing_ok=True)
                 index_path(self._closed[0].path).unlink(missing_ok=True)
             except OSError as error:
-                self.failure = str(error)
+                self.failure = reason(error, with_file=True)
                 return
             self.bytes_deleted += self._closed.popleft().size
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vnext.base.spelling import reason
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.lines import Fault
 from vnext.server.context.api_keys import EVERYONE, Tenant
@@ -115,7 +116,7 @@ class Store:
         except BlockingIOError as error:
             raise StoreUnusable(f"the folder {folder} serves another server's batches: choose another with --batch-dir") from error
         except OSError as error:
-            sentence = f"the folder {folder} for batches cannot be written ({error}): choose another with --batch-dir"
+            sentence = f"the folder {folder} for batches cannot be written ({reason(error)}): choose another with --batch-dir"
             raise StoreUnusable(sentence) from error
 
     def close(self) -> None:
@@ -203,7 +204,7 @@ def writing() -> Iterator[None]:
     except ConnectionError:
         raise  # of the client whose file is being written
     except OSError as error:
-        why = error.strerror or type(error).__name__
+        why = reason(error)
         raise StoreUnusable(
             f"The server's folder for files and batches cannot be written ({why}): make room, then send the request again."
         ) from error

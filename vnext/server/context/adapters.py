@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.runtime.protocol.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
 from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
@@ -177,4 +178,4 @@ def folder_of(path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a loop of links, an unknown user's home
-        raise InvalidRequest(f"lora_path {path!r} is no path of a folder ({error}).", "lora_path") from error
+        raise InvalidRequest(f"lora_path {path!r} is no path of a folder ({reason(error)}).", "lora_path") from error

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.base.repeated import repeated_key
+from vnext.base.spelling import reason
 from vnext.runtime.protocol.messages import SALT_END
 from vnext.server.context.admission import KeyLimits
 from vnext.server.context.key_counts import shared
@@ -175,8 +176,7 @@ def _of_file(path: str) -> list[ApiKey]:
         data = Path(path).expanduser().read_bytes()
         found = msgspec.yaml.decode(data, type=list[ApiKey])
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason}): give the path of a YAML file of keys.") from error
+        raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason(error)}): give a YAML file of keys.") from error
     except (ValueError, RecursionError) as error:
         raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error, data)}.") from error
     if twice := repeated_key(data):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.responses.bodies import Item
 from vnext.server.responses.translation import PASSED_OVER
@@ -214,7 +215,7 @@ class Folder:
                     yield path.name, msgspec.msgpack.decode(path.read_bytes(), type=kind)
                     continue
             except (ValueError, RecursionError, OSError) as error:
-                log.warning("the stored response %s cannot be read: %s", path.name, error)
+                log.warning("the stored response %s cannot be read: %s", path.name, reason(error))
             with suppress(OSError):
                 path.unlink()
 
@@ -230,7 +231,7 @@ class Folder:
         except OSError as error:
             self.remove(id_)
             if self._is_writable:
-                log.warning("an API server that ends loses its stored responses: %s cannot be written (%s)", self._path, error)
+                log.warning("an API server that ends loses its responses: %s cannot be written (%s)", self._path, reason(error))
             self._is_writable = False
 
     def remove(self, id_: str) -> None:

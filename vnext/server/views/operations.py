@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vnext.base.spelling import reason
 from vnext.base.version import __version__
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SubmitRequest
@@ -260,5 +261,5 @@ def _write(folder: Path, data: bytes) -> Path:
             each.unlink(missing_ok=True)
             each.with_suffix(".json").unlink(missing_ok=True)
     except OSError as error:
-        raise NotDone(f"the calls cannot be written beside the log: {error}") from error
+        raise NotDone(f"the calls cannot be written beside the log: {reason(error)}") from error
     return path

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vnext.base.spelling import reason
 from vnext.kernels.arrays import host_dtype
 from vnext.models.config.folder import read_header
 from vnext.models.errors import ModelError
@@ -75,7 +76,7 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
             if name != "__metadata__"
         }
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ModelError(f"{file} is truncated or corrupt ({error}); download the model again") from error
+        raise ModelError(f"{file} is truncated or corrupt ({reason(error)}); download the model again") from error
 
 
 def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) -> Stored:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import xxhash
 
+from vnext.base.spelling import reason
 from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
 
@@ -111,8 +112,7 @@ class PageFiles(PageFolder):
             self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             (self._folder / ABOUT).write_text(self._about)
         except OSError as error:
-            reason = error.strerror or error
-            raise SettingsError(f"--kv-disk-dir is {parent}: {reason}: name a folder that you can write") from error
+            raise SettingsError(f"--kv-disk-dir is {parent}: {reason(error)}: name a folder that you can write") from error
         if not _locked(self._lock, lock_wait_s):
             os.close(self._lock)
             raise FolderInUse(

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed, split_address
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 
@@ -118,7 +119,7 @@ class TcpSource:
             why_not = _next_frame(self._wire, self._frames).decode("utf-8", "replace")
         except (OSError, ValueError, WireBroken, WireRefused) as error:
             self._failed()
-            raise HandoverFailed(f"no blocks come from {self._address}: {error}") from error
+            raise HandoverFailed(f"no blocks come from {self._address}: {reason(error)}") from error
         if why_not:
             raise HandoverFailed(f"no blocks come from {self._address}: {why_not}")
 

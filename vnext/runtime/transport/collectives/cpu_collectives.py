@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from vnext.base.spelling import reason
 from vnext.runtime.transport.collectives import shared_group
 from vnext.runtime.transport.collectives.meeting import Words, tell_all
 from vnext.runtime.transport.collectives.shared_group import (
@@ -95,7 +96,7 @@ def _make_file(world_size: int) -> tuple[ExchangeFile | None, str]:
     try:
         file = ExchangeFile(world_size, CAPACITY_BYTES_DEFAULT, default_one_shot_bytes_max(world_size))
     except (OSError, ValueError) as error:
-        return None, f"-{error}"
+        return None, f"-{reason(error)}"
     return file, file.name
 
 
@@ -106,4 +107,4 @@ def _map_exchange(name: str, rank: int) -> tuple[Exchange | None, str]:
     try:
         return Exchange(name, rank), ""
     except (OSError, ValueError) as error:
-        return None, f"rank {rank}: {error}"
+        return None, f"rank {rank}: {reason(error)}"
