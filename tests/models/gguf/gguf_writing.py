@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe", **dict.fromkeys(("GraniteMoeHybridForCausalLM", "BambaForCausalLM"), "granitehybrid"),
     "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h", "Phi3ForCausalLM": "phi3", "NemotronForCausalLM": "nemotron",
     "Olmo3ForCausalLM": "olmo2", "AfmoeForCausalLM": "afmoe", "ExaoneMoeForCausalLM": "exaone-moe",
+    **dict.fromkeys(("MistralForCausalLM", "Ministral3ForCausalLM"), "mistral3"),
     "ApertusForCausalLM": "apertus", "Gemma3nForCausalLM": "gemma3n", "Gemma4ForCausalLM": "gemma4",
 }  # fmt: skip
 MEMBERS = {
@@ -184,6 +185,8 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn":
         stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
         found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}
+    if rope.get("llama_4_scaling_beta"):
+        found |= {"attention.temperature_scale": rope["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"]}
     if rope.get("partial_rotary_factor") is not None and name != "gemma4":
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         found["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_dim)
@@ -276,7 +279,7 @@ def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, An
     if own.endswith(".expert_bias"):
         place = f"{place}.bias"
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
-    if name in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee") and heads:
+    if name in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee", "mistral3") and heads:
         array = neighbours(array, config[heads])
     if name in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
         array = array + 1

@@ -36,6 +36,7 @@ FORMS = {
     "llama_tied_bias": Case("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True, "head_dim": 24}),
     "llama31": Case("LlamaForCausalLM", "LlamaConfig", {"rope_parameters": LLAMA31}),
     "mixtral": CASES["mixtral"],
+    **{name: CASES[name] for name in ("mistral", "ministral3")},
     "qwen2": CASES["qwen2"],
     "qwen3": CASES["qwen3"],
     "qwen3_moe": CASES["qwen3_moe"],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine_here import engines_here
-from gguf_writing import BYTE_LEVEL, convert, write
+from gguf_writing import BYTE_LEVEL, convert, neighbours, write
 from safetensors.numpy import load_file, save_file
 
 from vnext import LLM, SamplingParams
@@ -30,7 +30,7 @@ from vnext.models.registry import tower_parts
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "families" / "towers"))
 
-from seeing_cases import CASES, TEXT as SEEING_TEXT, save_seeing  # noqa: E402  (need the path above)
+from seeing_cases import CASES, IMAGE, TEXT as SEEING_TEXT, save_seeing  # noqa: E402  (need the path above)
 from tower_cases import SPELLED, TEXT, save_reader  # noqa: E402
 
 PICTURES = [np.random.default_rng(3).integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((40, 61), (32, 32))]
@@ -39,25 +39,37 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 
 class Kind(NamedTuple):
-    """Of a family: llama.cpp's projector, the architecture of its texts, special words, what its file says besides, and an image."""
+    """Of a family: llama.cpp's projector, the architecture of its texts, special words, what its file says besides, an image, and
+    its name in CASES."""
 
     projector: str
     texts: str
     words: dict[str, int]
     members: dict[str, Any]
     mark: str
+    case: str = ""
+
+
+CLIP_PIXELS = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+"""Of a checkpoint that names no other."""
+
+
+def words_of(case: str) -> dict[str, int]:
+    return {word: IMAGE + at for at, word in enumerate(CASES[case].words)}
 
 
 KINDS = {
-    "gemma3": Kind("gemma3", "Gemma3ForCausalLM", {word: 90 + at for at, word in enumerate(CASES["whole"].words)}, {"projector.scale_factor": 2}, "<start_of_image>"),
+    "gemma3": Kind("gemma3", "Gemma3ForCausalLM", words_of("whole"), {"projector.scale_factor": 2}, "<start_of_image>", "whole"),
+    "pixtral": Kind("pixtral", "MistralForCausalLM", words_of("rows"), {"spatial_merge_size": 2, **CLIP_PIXELS}, "[IMG]", "rows"),
     "idefics3": Kind("idefics3", "LlamaForCausalLM", SPELLED, {"projector.scale_factor": 2, "preproc_image_size": 64}, "<image>"),
 }  # fmt: skip
 
 
-def written(folder: Path, kind: str, **changes: Any) -> tuple[Path, Path]:
-    """A random checkpoint, and the folder of the two files that llama.cpp's converter makes of it. `changes`: members of the tower's."""
+def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple[Path, Path]:
+    """A random checkpoint, and the folder of the two files that llama.cpp's converter makes of it. `changes`: members of the tower's;
+    `without`: a tensor that it lacks."""
     own = KINDS[kind]
-    save_seeing(folder / "checkpoint", "whole") if kind == "gemma3" else save_reader(folder / "checkpoint")
+    save_seeing(folder / "checkpoint", own.case) if own.case else save_reader(folder / "checkpoint")
     config = json.loads((folder / "checkpoint" / "config.json").read_text())
     tensors = load_file(folder / "checkpoint" / "model.safetensors")
     texts, towers = dict[str, np.ndarray](), dict[str, np.ndarray]()
@@ -69,12 +81,16 @@ def written(folder: Path, kind: str, **changes: Any) -> tuple[Path, Path]:
     (folder / "texts" / "config.json").write_text(json.dumps(config["text_config"] | {"architectures": [own.texts]}))
     save_file(texts, folder / "texts" / "model.safetensors")
     (folder / "files").mkdir()
-    sizes = TEXT if kind == "idefics3" else SEEING_TEXT
+    sizes = SEEING_TEXT if own.case else TEXT
     tokens = [f"t{number}" for number in range(sizes["vocab_size"])]
     for word, token in own.words.items():
         tokens[token] = word
     convert(folder / "texts", folder / "files" / "model-f32.gguf", BYTE_LEVEL | {"tokenizer.ggml.tokens": tokens})
-    write(folder / "files" / "mmproj-f32.gguf", members_of(config, own) | changes, tower_of(towers))
+    found = tower_of(towers, config["vision_config"]["num_attention_heads"] if kind == "pixtral" else 0)
+    if kind == "pixtral":
+        found["v.token_embd.img_break"] = texts["model.embed_tokens.weight"][own.words["[IMG_BREAK]"]], "F32"
+    found.pop(without, None)
+    write(folder / "files" / "mmproj-f32.gguf", members_of(config, own) | changes, found)
     return folder / "checkpoint", folder / "files"
 
 
@@ -83,21 +99,25 @@ def members_of(config: dict[str, Any], own: Kind) -> dict[str, Any]:
     found = {
         "image_size": vision["image_size"], "patch_size": vision["patch_size"], "embedding_length": vision["hidden_size"],
         "feed_forward_length": vision["intermediate_size"], "block_count": vision["num_hidden_layers"],
-        "attention.head_count": vision["num_attention_heads"], "attention.layer_norm_epsilon": float(vision["layer_norm_eps"]),
+        "attention.head_count": vision["num_attention_heads"], "attention.layer_norm_epsilon": float(vision.get("layer_norm_eps", 1e-5)),
         "projection_dim": config["text_config"]["hidden_size"], "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
         **own.members,
     }  # fmt: skip
     common = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True, "clip.projector_type": own.projector}
+    common |= {"clip.use_silu": True} if vision.get("hidden_act") == "silu" else {}
     return common | {f"clip.vision.{name}": value for name, value in found.items()}
 
 
-def tower_of(tensors: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, str]]:
-    """By llama.cpp's names; the norm of Gemma's projector with the 1."""
+def tower_of(tensors: dict[str, np.ndarray], turned: int) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names; the norm of Gemma's projector with the 1. `turned`: how many heads turn, by neighbours there, 0 for none."""
     names, found = name_map("clip", 4), {}
     for name, numbers in tensors.items():
         for own in ("multi_modal_projector.", "vision_tower."):  # newer checkpoints begin with model.
             name = name.removeprefix("model.") if name.startswith(f"model.{own}") else name
-        name = name.replace("vision_tower.", "vision_tower.vision_model.") if "vision_tower.vision_model." not in name else name
+        if not turned and "vision_tower.vision_model." not in name:
+            name = name.replace("vision_tower.", "vision_tower.vision_model.")
+        if turned and name.endswith(("q_proj.weight", "k_proj.weight")):
+            numbers = neighbours(numbers, turned)
         place = names.get_name(name.replace("_weight", ".weight"), (".weight", ".bias"))
         assert place is not None, name
         found[place] = (numbers + np.float32("soft_emb_norm" in name), "F32")
@@ -126,26 +146,34 @@ def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path, monkeypat
     assert model == files / "model-f32.gguf"
     made = gguf_folder(model, tmp_path / "folders")
     one, other = load_config(made).tower, load_config(checkpoint).tower
-    assert one == msgspec.structs.replace(other, eps=pytest.approx(other.eps)) and unread_gguf(made) == []
+    near = {name: pytest.approx(getattr(other, name)) for name in ("eps", "merger_eps")}
+    assert one == msgspec.structs.replace(other, **near) and unread_gguf(made) == []
     (files / "mmproj-f32.gguf").unlink()
     assert load_config(gguf_folder(model, tmp_path / "folders")).tower is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("kind", "changes", "sentence"),
     [
-        ({"clip.vision.block_count": 2**31}, "the tower's file states 2147483648 layers and has 38 tensors; download it again"),
-        ({"clip.vision.patch_size": 0}, "patch_size"),
-        ({"clip.vision.image_size": "32"}, "clip.vision.image_size is '32', and one number is wanted"),
-        ({"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
-        ({"clip.vision.projector.scale_factor": 0}, "scale_factor"),
-        ({"clip.vision.image_size": 2**20}, "position_embedding.weight"),
-        ({"clip.vision.feed_forward_length": 2**30}, "mlp.fc1.weight"),
+        ("idefics3", {"clip.vision.block_count": 2**31}, "the tower's file states 2147483648 layers and has 38 tensors; download it again"),
+        ("idefics3", {"clip.vision.patch_size": 0}, "patch_size"),
+        ("idefics3", {"clip.vision.image_size": "32"}, "clip.vision.image_size is '32', and one number is wanted"),
+        ("idefics3", {"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
+        ("idefics3", {"clip.vision.projector.scale_factor": 0}, "scale_factor"),
+        ("idefics3", {"clip.vision.image_size": 2**20}, "position_embedding.weight"),
+        ("idefics3", {"clip.vision.feed_forward_length": 2**30}, "mlp.fc1.weight"),
+        ("idefics3", {"clip.use_silu": True}, "vision_config must name gelu_pytorch_tanh"),
+        ("pixtral", {"clip.use_silu": False}, "hidden_act"),
+        ("pixtral", {"clip.vision.spatial_merge_size": "2"}, "clip.vision.spatial_merge_size is '2', and one number is wanted"),
+        ("pixtral", {"clip.vision.spatial_merge_size": 4}, "merging_layer.weight"),
+        ("pixtral", {"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
+        ("pixtral", {"clip.vision.patch_size": 2}, "patch_conv.weight"),
+        ("pixtral", {"without": "v.blk.2.attn_q.weight"}, "q_proj.weight"),
     ],
 )
-def test_broken_towers_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_broken_towers_are_refused(tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str) -> None:
     """Before memory is taken."""
-    checkpoint, files = written(tmp_path, "idefics3", **changes)
+    checkpoint, files = written(tmp_path, kind, **changes)
     with pytest.raises(ModelError, match=re.escape(sentence)):
         made = gguf_folder(files / "model-f32.gguf", tmp_path / "folders")
         require_checkpoint(made)
@@ -156,8 +184,10 @@ def test_broken_towers_are_refused(tmp_path: Path, changes: dict[str, Any], sent
 
 def test_another_models_tower_is_named_as_unread(tmp_path: Path) -> None:
     """As is one of a kind that is not read; the tower's file itself is no model."""
-    for number, changes in enumerate(({"clip.vision.projection_dim": 49}, {"clip.projector_type": ["idefics3"]}, {"clip.projector_type": "ldp"})):
-        _, files = written(tmp_path / str(number), "idefics3", **changes)
+    changed = [("idefics3", {"clip.vision.projection_dim": 49}), ("idefics3", {"clip.projector_type": ["idefics3"]})]
+    changed += [("idefics3", {"clip.projector_type": "ldp"}), ("pixtral", {"without": "mm.patch_merger.weight"})]
+    for number, (kind, changes) in enumerate(changed):
+        _, files = written(tmp_path / str(number), kind, **changes)
         made = gguf_folder(files / "model-f32.gguf", tmp_path / "folders")
         assert load_config(made).tower is None and "v.blk.0.attn_q.weight" in unread_gguf(made)
     with pytest.raises(ModelError, match="the file has the tower of a model that reads images: name the model's own file"):

@@ -103,6 +103,17 @@ def _llama(members: Members) -> dict[str, object]:
     return {"architectures": ["LlamaForCausalLM"], "attention_bias": "blk.0.attn_q.bias" in members.tensors}
 
 
+def _mistral3(members: Members) -> dict[str, object]:
+    """Mistral Small 3.1, or Ministral 3, whose queries grow with their position."""
+    common: dict[str, object] = {"sliding_window": window_of(members)}
+    if "attention.temperature_scale" not in members:
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral"} | common
+    rope = rope_of(members) | {"llama_4_scaling_beta": members.number("attention.temperature_scale")}
+    if warmth := members.number("rope.scaling.yarn_log_multiplier", 0.0):
+        rope |= {"mscale": 1.0, "mscale_all_dim": warmth}
+    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": rope} | common
+
+
 def _granite(members: Members) -> dict[str, object]:
     return biased("GraniteForCausalLM")(members) | multipliers(members)
 
@@ -177,6 +188,7 @@ def _exaone4(members: Members) -> dict[str, object]:
 ARCHITECTURES = MappingProxyType(
     {
         "llama": _llama,
+        "mistral3": _mistral3,
         "qwen2": plain("Qwen2ForCausalLM"),
         "qwen3": plain("Qwen3ForCausalLM"),
         "olmo2": _olmo2,

@@ -23,10 +23,12 @@ from vnext.models.gguf.towers import ARCHITECTURE as TOWER, is_tower, seeing
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 6
+FORM = 7
 """Of the JSON files: another number makes all folders anew."""
 FILES_KEPT = 64
 """Files whose outlines a process keeps: a large model is split into so many."""
+PRODUCTS = 3
+"""Behind a tower, which the package's table numbers as if they were layers, from 0."""
 SLOPES = ("alpha_p", "alpha_n")
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -140,7 +142,8 @@ def _read(file: Path) -> Outline:
     header = read_header(file, has_texts=False)
     architecture = str(header.metadata.get("general.architecture"))
     try:
-        names = {key: name for key, (_, name) in name_map(architecture, 1).mapping.items()}
+        count = PRODUCTS if architecture == TOWER else 1
+        names = {key: name for key, (_, name) in name_map(architecture, count).mapping.items()}
     except StopIteration:  # an architecture that the package does not know
         names = {}
     learned = {name: found for name in SLOPES if isinstance(found := header.metadata.get(f"xielu.{name}"), array)}

@@ -20,6 +20,8 @@ ARCHITECTURE = "clip"
 """llama.cpp's name of all towers."""
 MARK = "mmproj"
 """In the names of their files."""
+MERGER, BREAK = "mm.patch_merger.weight", "v.token_embd.img_break"
+"""What makes one vector of a square of Mistral 3's; the model's own embedding of [IMG_BREAK], which a tower's file repeats."""
 Json = dict[str, object]
 
 
@@ -41,6 +43,8 @@ def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
     own = PROJECTORS.get(f"{model.metadata.get('general.architecture')} {kind}")
     if members.architecture != ARCHITECTURE or own is None or members.number("vision.projection_dim") != text["hidden_size"]:
         return text, {}
+    if own is _pixtral and MERGER not in members.tensors:  # Pixtral 12B, of which no square becomes one vector
+        return text, {}
     if (layers := members.number("vision.block_count")) > len(tower.tensors):
         raise ModelError(f"the tower's file states {layers} layers and has {len(tower.tensors)} tensors; download it again")
     vision: Json = {
@@ -51,9 +55,10 @@ def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
         "num_hidden_layers": layers,
         "num_attention_heads": members.number("vision.attention.head_count"),
         "layer_norm_eps": members.number("vision.attention.layer_norm_epsilon"),
-        "model_type": "siglip_vision_model",
+        "model_type": "pixtral" if own is _pixtral else "siglip_vision_model",
+        **({"hidden_act": "silu"} if members.flag("use_silu") else {}),
     }
-    inner = {name: value for name, value in text.items() if name != "architectures"}
+    inner = {"sliding_window": None} | {name: value for name, value in text.items() if name != "architectures"}
     common = {"text_config": inner, "vision_config": vision} | {name: text[name] for name in ("dtype", "tie_word_embeddings")}
     whole, form = own(members, model)
     return common | whole, _pixels(tower) | form
@@ -82,8 +87,19 @@ def _idefics3(members: Members, model: Header) -> tuple[Json, Json]:
     return whole, {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
 
 
+def _pixtral(members: Members, model: Header) -> tuple[Json, Json]:
+    """Mistral 3, whose tower turns by rows and columns."""
+    side, patch = members.number("vision.image_size"), members.number("vision.patch_size")
+    whole: Json = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "image_token_index": _word(model, "[IMG]"),
+        "spatial_merge_size": members.number("vision.spatial_merge_size"),
+    }
+    return whole, {"size": {"longest_edge": side}, "patch_size": patch}
+
+
 PROJECTORS: Mapping[str, Callable[[Members, Header], tuple[Json, Json]]] = MappingProxyType(
-    {"gemma3 gemma3": _gemma3, "llama idefics3": _idefics3}
+    {"gemma3 gemma3": _gemma3, "llama idefics3": _idefics3, "llama pixtral": _pixtral, "mistral3 pixtral": _pixtral}
 )
 """By llama.cpp's names of the model's architecture and of what makes its vectors."""
 

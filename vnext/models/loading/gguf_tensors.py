@@ -26,13 +26,13 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files, outline
 from vnext.models.gguf.header import Tensor, sizes
 from vnext.models.gguf.members import BY_LENGTH, STRETCHES
-from vnext.models.gguf.towers import ARCHITECTURE as TOWER
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER, BREAK
 from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family, tower_parts
 
-PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"})
+PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee", "mistral3"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
 SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron"})
 """Architectures whose norms contain the 1, but for those of states."""
@@ -123,7 +123,7 @@ def gguf_tensors(folder: Path) -> dict[str, Quantised]:
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
     read = {place_of(name, part.names)[0] for part in _parts(folder, _state(folder)) for name in part.wanted}
-    return sorted(_opened(folder).stored.keys() - read - {STRETCHES, *BY_LENGTH.values()})
+    return sorted(_opened(folder).stored.keys() - read - {STRETCHES, BREAK, *BY_LENGTH.values()})
 
 
 class _Opened(NamedTuple):
@@ -272,7 +272,8 @@ def form_of(place: str, count: int, names: Names, config: ModelConfig) -> Form:
 def _orders_of(part: str, count: int, names: Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
     heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
-    if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]
+    is_tower = names.architecture == TOWER and config.tower and config.tower.form == "rows"
+    if heads and (is_tower or names.architecture in PAIRED):  # in a head [2, half] becomes [half, 2]
         if count % (2 * heads):
             raise ModelError(f"the file's {part} has {count} rows, which are no pairs of {heads} heads; download it again")
         return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1), None
