@@ -12,8 +12,9 @@ class NotOffered(InstalledError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what a package's code has raised, without a full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    """Of what a package's code has raised, with the second one behind a colon, and without a full stop."""
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join((first, *others[: first.endswith(":")])).rstrip(".")
 
 
 def load_entry(group: str, name: str, what: str) -> object:

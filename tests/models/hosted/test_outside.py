@@ -14,6 +14,7 @@ import torch
 from model_helpers import Chunk, load_model
 
 from vnext import LLM, SamplingParams
+from vnext.base.installed import first_line
 from vnext.models import outside
 from vnext.models.config.folder import architecture
 from vnext.models.errors import ModelError
@@ -104,6 +105,15 @@ def test_a_bad_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         family("AForCausalLM")
     with pytest.raises(ModelError, match="^the family BForCausalLM of an installed package defines no parse: a family has parse, assemble$"):
         family("BForCausalLM")
+
+
+@pytest.mark.parametrize(
+    "said, line",
+    [("", "ValueError"), ("\n it broke.\nhere", "it broke"), ("Install it by:\n\n`pip install timm`.\nThen", "Install it by: `pip install timm`"),
+     ("only this:", "only this:")],
+)  # fmt: skip
+def test_what_a_package_raises_is_one_line(said: str, line: str) -> None:
+    assert first_line(ValueError(said)) == line
 
 
 def test_a_checkpoint_names_no_code(tmp_path: Path) -> None:
