@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.server.batches.lines import Answer, LineBounds, Request, answered, body_of, faults_of, requests_of, result_line
 from vnext.server.batches.store import (
     LIVE,
@@ -119,7 +120,7 @@ class Worker:
             try:
                 self._after(batch.id, task)
             except StoreUnusable as error:
-                log.warning("the batch %s waits until its folder can be written (%s)", batch.id, error.__cause__)
+                log.warning("the batch %s waits until its folder can be written (%s)", batch.id, reason(error.__cause__ or error))
                 await asyncio.sleep(WRITE_PAUSE_S)
         del self._current[owner]
 
