@@ -43,8 +43,8 @@ def measure(given: Given) -> Result:
     shown = "\n".join([runs_table(COLUMNS, runs), *(f"note: {note}" for note in notes)])
     asked = {"device": device, "rounds": values["rounds"], "dtype": "bfloat16"}
     return Result(
-        figures=figures, workload=asked, runs=tuple(runs), notes=tuple(notes), shown=shown, is_cut=cut.is_cut,
-        failure=cut.failure(len(notes), len(counts), "numbers of ranks"),
+        figures=figures, workload=asked, runs=tuple(runs), notes=tuple(notes), shown=shown,
+        wrong=cut.wrong(len(notes), len(counts), "numbers of ranks"),
     )  # fmt: skip
 
 

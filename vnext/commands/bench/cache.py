@@ -67,8 +67,8 @@ def measure(given: Given) -> Result:
     figures = {f"{name}_{run['share']}": run[name] for run in runs for name in ("gain", "hit_share", "saved") if name in run}
     asked = msgspec.to_builtins(workload) | {"hit_rates": shares}
     return Result(
-        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
-        failure=cut.failure(len(on) + len(off), 2 * len(shares), "batches"),
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs),
+        wrong=cut.wrong(len(on) + len(off), 2 * len(shares), "batches"),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from vnext.api.generated import Generated
 from vnext.api.llm import LLM
 from vnext.commands.bench.figures import rates, spread_ms
-from vnext.commands.bench.report import progress, until_cut
+from vnext.commands.bench.report import Wrong, progress, until_cut
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.runtime.protocol.settings import EngineSettings
@@ -43,7 +43,7 @@ def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
     return rates(len(answers), *token_counts(answers), elapsed_s)
 
 
-def measure_latency(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, float], str]:
+def measure_latency(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, float], Wrong]:
     """Send one batch repeatedly and measure the time until its last answer, beside the bound that memory sets. Each repeat has
     different prompts. The figures, and why they are not of all repeats."""
     elapsed_s: list[float] = []
@@ -57,10 +57,10 @@ def measure_latency(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[st
     figures: dict[str, float] = {"repeats": len(elapsed_s), "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
     figures |= spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
     figures |= memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
-    return figures, cut.failure(len(elapsed_s), repeats, "batches")
+    return figures, cut.wrong(len(elapsed_s), repeats, "batches")
 
 
-def measure_startup(engine: EngineSettings, repeats: int) -> tuple[dict[str, float], str]:
+def measure_startup(engine: EngineSettings, repeats: int) -> tuple[dict[str, float], Wrong]:
     """Start an engine of these options so often, each in processes of its own. The first start may read the model from the disk:
     it counts apart. The figures, and why they are not of all starts."""
     ready_s: list[float] = []
@@ -75,7 +75,7 @@ def measure_startup(engine: EngineSettings, repeats: int) -> tuple[dict[str, flo
                 ready_s.append(up_s)
     figures: dict[str, float] = {"starts": len(ready_s), "first_start_ms": round(1e3 * token_s[0], 3)}
     figures |= spread_ms(ready_s, "ready") | spread_ms(token_s, "first_token")
-    return figures, cut.failure(len(ready_s), repeats, "starts")
+    return figures, cut.wrong(len(ready_s), repeats, "starts")
 
 
 def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:

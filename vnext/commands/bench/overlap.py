@@ -59,8 +59,8 @@ def measure(given: Given) -> Result:
     figures = {f"{name}_{run['batch']}": run[name] for run in runs for name in ("hidden_share", "control_us", "exposed_us")}
     asked = msgspec.to_builtins(workload) | {"batches": batches}
     return Result(
-        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
-        failure=cut.failure(len(runs), len(batches), "batches"),
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs),
+        wrong=cut.wrong(len(runs), len(batches), "batches"),
     )  # fmt: skip
 
 

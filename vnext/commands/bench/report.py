@@ -42,15 +42,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[dict[str, Any], ...] = ()
 
 
+class Wrong(msgspec.Struct, frozen=True):
+    """Why figures are not those of all that was asked for, or a file of them was not written: one sentence, "" where they are.
+    `is_cut`: Ctrl-C ended the measurement early."""
+
+    sentence: str = ""
+    is_cut: bool = False
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text. `failure` says why a
-    part of it could not be measured or written, "" if it was; `is_cut`: Ctrl-C ended it early."""
+    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text."""
 
     figures: dict[str, float]
     workload: Mapping[str, object]
     shown: str = ""
-    failure: str = ""
-    is_cut: bool = False
+    wrong: Wrong = Wrong()
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()
@@ -66,10 +72,11 @@ class Cut(msgspec.Struct):
 
     is_cut: bool = False
 
-    def failure(self, ended: int, asked: int, what: str) -> str:
-        """Of so many that were `asked` for, 0 where nobody knows how many; "" where all had ended."""
+    def wrong(self, ended: int, asked: int, what: str) -> Wrong:
+        """Of so many that were `asked` for, 0 where nobody knows how many."""
         of = f" of {asked}" if asked else ""
-        return f"interrupted: {ended}{of} {what} had ended, and the figures are of these" if self.is_cut else ""
+        sentence = f"interrupted: {ended}{of} {what} had ended, and the figures are of these"
+        return Wrong(sentence, is_cut=True) if self.is_cut else Wrong()
 
 
 @contextmanager

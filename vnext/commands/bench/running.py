@@ -67,10 +67,10 @@ def run(given: Given, argv: Sequence[str]) -> int:
     unwritten = write_report(report, Path(given.values["json"])) if given.values["json"] else ""
     with reporting("vnext-bench"):
         print(measured.shown or text(report))
-    for sentence in filter(None, (measured.failure, unwritten)):
+    for sentence in filter(None, (measured.wrong.sentence, unwritten)):
         print(f"vnext-bench: {sentence}", file=sys.stderr)
-    status = held(bounds, report.figures) or (FAILED if measured.failure or unwritten else DONE)
-    return INTERRUPTED if measured.is_cut else status
+    status = held(bounds, report.figures) or (FAILED if measured.wrong.sentence or unwritten else DONE)
+    return INTERRUPTED if measured.wrong.is_cut else status
 
 
 def held(bounds: Sequence[Bound], figures: Mapping[str, float]) -> int:
@@ -128,10 +128,8 @@ def throughput(given: Given) -> Result:
     batch = prompts(workload, tokenizer_of(values))
     measured = asyncio.run(measure_server(load, workload, batch))
     asked = {"concurrency": load.concurrency, "request_rate": load.rate}
-    wrong, notes = measured.wrong, server_notes(measured)
-    return Result(
-        figures=measured.figures, workload=plain(workload), load=asked, notes=notes, failure=wrong.sentence, is_cut=wrong.is_cut
-    )
+    notes = server_notes(measured)
+    return Result(figures=measured.figures, workload=plain(workload), load=asked, notes=notes, wrong=measured.wrong)
 
 
 def server_notes(measured: Measured) -> tuple[str, ...]:
@@ -148,15 +146,15 @@ def latency(given: Given) -> Result:
     """Measure the latency of a new engine."""
     runs, workload = engine_runs(), workload_of(given.values)
     measure = partial(runs.measure_latency, repeats=given.values["repeats"])
-    figures, cut = runs.with_engine(engine_of(given), measure, workload)
-    return Result(figures=figures, workload=plain(workload), failure=cut, is_cut=bool(cut))
+    figures, wrong = runs.with_engine(engine_of(given), measure, workload)
+    return Result(figures=figures, workload=plain(workload), wrong=wrong)
 
 
 def startup(given: Given) -> Result:
     """Start an engine again and again, each time up to its first token."""
     repeats = given.values["repeats"]
-    figures, cut = engine_runs().measure_startup(engine_of(given), repeats)
-    return Result(figures=figures, workload={"repeats": repeats}, failure=cut, is_cut=bool(cut))
+    figures, wrong = engine_runs().measure_startup(engine_of(given), repeats)
+    return Result(figures=figures, workload={"repeats": repeats}, wrong=wrong)
 
 
 def engine_runs() -> ModuleType:

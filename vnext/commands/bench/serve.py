@@ -44,7 +44,7 @@ from vnext.commands.bench.load.generator import (
     send_until_cut,
 )
 from vnext.commands.bench.options import ENDPOINTS, SENT
-from vnext.commands.bench.report import Result, progress, require_writable, written
+from vnext.commands.bench.report import Result, Wrong, progress, require_writable, written
 from vnext.commands.bench.server_runs import model_of, wrong_in
 from vnext.commands.bench.vllm_figures import (
     Interval,
@@ -105,8 +105,7 @@ def serve(given: Given) -> Result:
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
-        failure="\nvnext-bench: ".join(filter(None, (wrong.sentence, unwritten))),
-        is_cut=wrong.is_cut,
+        wrong=Wrong("\nvnext-bench: ".join(filter(None, (wrong.sentence, unwritten))), wrong.is_cut),
         shown="\n".join([
             table(result, wanted), *(f"{name}: {value:,}" for name, value in spent.items()), *interval_lines(intervals),
             *(f"note: {note}" for note in notes),

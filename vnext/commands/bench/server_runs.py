@@ -12,7 +12,7 @@ from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, send_until_cut
-from vnext.commands.bench.report import progress
+from vnext.commands.bench.report import Cut, Wrong, progress
 from vnext.commands.bench.workload import Workload
 
 
@@ -47,13 +47,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wrong: Wrong
 
 
-class Wrong(msgspec.Struct, frozen=True):
-    """Why figures are not those of the load that was asked for: one sentence, "" where they are."""
-
-    sentence: str = ""
-    is_cut: bool = False
-
-
 def wrong_in(timelines: Sequence[Timeline], count: int, url: str) -> Wrong:
     """Of `count` requests that were to be sent. Raises MeasurementFailed when none of them was answered."""
     failed = [each.error for each in timelines if each.error]
@@ -61,7 +54,7 @@ def wrong_in(timelines: Sequence[Timeline], count: int, url: str) -> Wrong:
     if len(failed) == len(timelines):
         raise MeasurementFailed(f"{'All' if len(failed) == count else 'The first'} {len(failed)} requests to {words}")
     if len(timelines) < count:
-        return Wrong(f"interrupted: {len(timelines)} of {count} requests had ended, and the figures are of these", is_cut=True)
+        return Cut(is_cut=True).wrong(len(timelines), count, "requests")
     if 2 * len(failed) > count:
         return Wrong(f"{len(failed)} of {count} requests to {words}; the figures are of the others")
     return Wrong()

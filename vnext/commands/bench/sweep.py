@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.report import Result, progress, runs_table
+from vnext.commands.bench.report import Result, Wrong, progress, runs_table
 from vnext.commands.bench.serve import failure_notes, lost_notes, measured, samples_of, tokenizer_of, url_of, workload_of
-from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable, Wrong, wrong_in
+from vnext.commands.bench.server_runs import MeasurementFailed, ServerUnusable, wrong_in
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.runtime.protocol.settings import SettingsError
@@ -39,7 +39,7 @@ def sweep(given: Given) -> Result:
     samples = samples_of(values, tokenizer_of(values))
     runs: list[dict[str, float]] = []
     notes = lost_notes(values["from_log"], f"{len(samples)} requests")
-    failure, wrong, is_cut = "", dict[float, Wrong](), False
+    ended, wrong = Wrong(), dict[float, Wrong]()
     for load in progress("loads", listed or doubled(runs, bool(goodput))):
         at = {"request_rate": 0.0, "concurrency": 0} | {name: load if name == "request_rate" else int(load)}
         try:
@@ -50,18 +50,18 @@ def sweep(given: Given) -> Result:
         except (ServerUnusable, MeasurementFailed, KeyboardInterrupt) as error:
             if not runs:
                 raise
-            failure, is_cut = f"the sweep ended at {load:g}: {str(error) or 'interrupted'}", isinstance(error, KeyboardInterrupt)
+            ended = Wrong(f"the sweep ended at {load:g}: {str(error) or 'interrupted'}", isinstance(error, KeyboardInterrupt))
             break
         found = server_figures(timelines, elapsed_s, at["request_rate"], begin_s) | seen
         good = sum(not each.error and is_good(each, goodput) for each in timelines) / len(timelines)
         runs.append({"load": load} | ({"good_share": good} if goodput else {}) | found)
         notes += [f"at {load:g}: {note}" for note in failure_notes(timelines)]
     best = runs[knee(runs, bool(goodput))]
-    if not failure and (sentence := wrong[best["load"]].sentence):
-        failure = f"at {best['load']:g}, the knee: {sentence}"
+    if not ended.sentence and (sentence := wrong[best["load"]].sentence):
+        ended = Wrong(f"at {best['load']:g}, the knee: {sentence}")
     return Result(
         figures={f"knee_{name}": best["load"]} | {key: value for key, value in best.items() if key != "load"},
-        workload=workload_of(values), notes=tuple(notes), failure=failure, is_cut=is_cut,
+        workload=workload_of(values), notes=tuple(notes), wrong=ended,
         shown="\n".join([runs_table(COLUMNS, runs, best), *(f"note: {note}" for note in notes)]), runs=tuple(runs),
     )  # fmt: skip
 

@@ -69,8 +69,8 @@ def measure(given: Given) -> Result:
             runs += [measured(form(state), count, rounds) for form in FORMS]
     figures = {f"{name}_{run['form']}_{run['batch']}": run[name] for run in runs for name in ("bytes", "total_us")}
     return Result(
-        figures=figures, workload={"rounds": rounds}, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
-        failure=cut.failure(len(runs) // len(FORMS), len(batches), "batches"),
+        figures=figures, workload={"rounds": rounds}, runs=tuple(runs), shown=runs_table(COLUMNS, runs),
+        wrong=cut.wrong(len(runs) // len(FORMS), len(batches), "batches"),
     )  # fmt: skip
 
 

@@ -41,8 +41,8 @@ def measure(given: Given) -> Result:
     figures = {f"{name}_{run['batch']}": run[name] for run in runs for name in ("schedule_us", "broadcast_us", "idle_share_ahead")}
     asked = {"step_ms": given.values["step_ms"], "gpu_price": price, "rounds": rounds}
     return Result(
-        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs), is_cut=cut.is_cut,
-        failure=cut.failure(len(runs), len(batches), "batches"),
+        figures=figures, workload=asked, runs=tuple(runs), shown=runs_table(COLUMNS, runs),
+        wrong=cut.wrong(len(runs), len(batches), "batches"),
     )  # fmt: skip
 
 

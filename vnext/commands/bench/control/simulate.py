@@ -79,8 +79,8 @@ def measure(given: Given) -> Result:
     shown = "\n".join([runs_table(columns, runs, best), *(f"note: {note}" for note in clock.notes)])
     figures = {"knee_request_rate": best["load"]} | {key: value for key, value in best.items() if key != "load"}
     return Result(
-        figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=clock.notes, is_cut=cut.is_cut,
-        failure=cut.failure(len(runs), len(listed), "loads"),
+        figures=figures, workload=dict(values), runs=tuple(runs), shown=shown, notes=clock.notes,
+        wrong=cut.wrong(len(runs), len(listed), "loads"),
     )  # fmt: skip
 
 

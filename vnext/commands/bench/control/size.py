@@ -76,10 +76,8 @@ def measure(given: Given) -> Result:
     answer = f"{best['gpus']} x {values['bench_device']}: {best['replicas']} times vnext serve MODEL {serve}"
     note = "steps by a roofline: nothing was run"
     shown = "\n".join([answer, "", runs_table(COLUMNS, runs, best, "fewest"), "", runs_table(MEMORY, memory), f"note: {note}"])
-    failure = cut.failure(len(tried), len(rooms), "numbers of GPUs")
-    return Result(
-        figures=best, workload=dict(values), runs=tuple(runs), shown=shown, notes=(answer, note), is_cut=cut.is_cut, failure=failure
-    )
+    wrong = cut.wrong(len(tried), len(rooms), "numbers of GPUs")
+    return Result(figures=best, workload=dict(values), runs=tuple(runs), shown=shown, notes=(answer, note), wrong=wrong)
 
 
 def load_of(given: Given) -> Load:
