@@ -53,11 +53,11 @@ def test_every_option_reaches_its_field() -> None:
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
         "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --show-events --log-level info "
         "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats --log-stats-interval 5 --batch-dir b --root-path llm --ssl-certfile c --ssl-keyfile k "
-        "--ssl-ca-certs a --ssl-cert-reqs 1 --revision v1 --tokenizer other --hf-overrides {\"a\":1} --override-generation-config {} --load-format dummy --model-impl transformers --family f.py".split(),
+        "--ssl-ca-certs a --ssl-cert-reqs 1 --revision v1 --tokenizer other --mmproj t.gguf --hf-overrides {\"a\":1} --override-generation-config {} --load-format dummy --model-impl transformers --family f.py".split(),
         {},
     )
     assert command.engine == EngineSettings(
-        model="folder", revision="v1", tokenizer="other", hf_overrides='{"a": 1}', load_format="dummy", model_impl="transformers", family="f.py", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
+        model="folder", revision="v1", tokenizer="other", mmproj="t.gguf", hf_overrides='{"a": 1}', load_format="dummy", model_impl="transformers", family="f.py", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
         max_num_batched_tokens=64,
         long_prefill_token_threshold=32, input_tokens=16, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,

@@ -27,6 +27,8 @@ from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
+from vnext.runtime.processes.launch import find_model, model_folder
+from vnext.runtime.protocol.settings import EngineSettings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "families" / "towers"))
 
@@ -180,6 +182,24 @@ def test_broken_towers_are_refused(tmp_path: Path, kind: str, changes: dict[str,
         config = load_config(made)
         parts = tower_parts(config.architecture)
         load_params(made, parts.config(config), alone(), torch.float32, "cpu", assemble=parts.assemble)
+
+
+def test_a_tower_is_named(tmp_path: Path) -> None:
+    """It may lie elsewhere, under any name; one that is not the model's is refused, as is one of a model without such files."""
+    checkpoint, files = written(tmp_path / "one", "pixtral")
+    _, others = written(tmp_path / "other", "idefics3")
+    tower = (files / "mmproj-f32.gguf").rename(tmp_path / "tower.gguf")
+    assert load_config(find_model(EngineSettings(model=str(files), tokenizer=str(checkpoint), mmproj=str(tower)))).tower is not None
+    assert load_config(model_folder(str(files))).tower is None
+    for wrong, sentence in (
+        (others / "mmproj-f32.gguf", "mmproj-f32.gguf is not the tower of model-f32.gguf, or of a kind not read: give --mmproj another"),
+        (others / "model-f32.gguf", "model-f32.gguf is not the tower of model-f32.gguf"), (tmp_path / "none", "give --mmproj the tower's GGUF file"),
+    ):  # fmt: skip
+        for _ in range(2):  # the second finds the folder made
+            with pytest.raises(ModelError, match=re.escape(sentence)):
+                model_folder(str(files), mmproj=str(wrong))
+    with pytest.raises(ModelError, match="is no GGUF model, and has its tower among its own weights: leave --mmproj out"):
+        model_folder(str(checkpoint), mmproj=str(tower))
 
 
 def test_another_models_tower_is_named_as_unread(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import MAGIC, Header, Tensor, library_folder, name_map, read_header
-from vnext.models.gguf.towers import ARCHITECTURE as TOWER, is_tower, seeing
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER, PIXELS, is_tower, seeing
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
@@ -103,7 +103,7 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     from vnext.models.gguf.config import config_of
     from vnext.models.gguf.tokenizer import Vocabulary
 
-    header, towers = read_header(files[0]), [each for each in files[1:] if is_tower(each)]
+    header, towers = read_header(files[0]), files[len(files_of(files[0])) :]
     if header.metadata.get("general.architecture") == TOWER:
         raise ModelError("the file has the tower of a model that reads images: name the model's own file, beside which it may lie")
     vocabulary = Vocabulary(header.metadata)
@@ -114,7 +114,7 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
         config, form = seeing(config, header, read_header(towers[0]))
     return {
         "config.json": config | generation,
-        **({"preprocessor_config.json": form} if form else {}),
+        **({PIXELS: form} if form else {}),
         "generation_config.json": generation,
         "tokenizer.json": vocabulary.json(),
         "tokenizer_config.json": vocabulary.settings(),

@@ -18,6 +18,7 @@ from vnext.models.gguf.members import Members
 
 ARCHITECTURE = "clip"
 """llama.cpp's name of all towers."""
+PIXELS = "preprocessor_config.json"
 MARK = "mmproj"
 """In the names of their files."""
 MERGER, BREAK = "mm.patch_merger.weight", "v.token_embd.img_break"

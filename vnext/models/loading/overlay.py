@@ -24,7 +24,7 @@ from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVER
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import FORM, LINK, LINKS, files_of, plain_name, texts_of
-from vnext.models.gguf.towers import tower_beside
+from vnext.models.gguf.towers import PIXELS, tower_beside
 
 GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAMES = (
@@ -72,10 +72,14 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     return found
 
 
-def gguf_folder(file: Path, parent: Path) -> Path:
-    """The folder in `parent` that shows the model of a GGUF file, with the tower and with what a generation_config.json says beside
-    it. Its name follows from the files' places, sizes and times: a start that finds it reads no header. Raises ModelError."""
-    tower = tower_beside(file := file.absolute())  # links of the hub's cache lead to names without an ending
+def gguf_folder(file: Path, parent: Path, own: Path | None = None) -> Path:
+    """The folder in `parent` that shows the model of a GGUF file, with the tower `own`, or that beside it, and with what a
+    generation_config.json says beside it. Its name follows from the files' places, sizes and times: a start that finds it reads no
+    header. Raises ModelError, too for a tower `own` that is not the model's."""
+    if own and not own.is_file():
+        raise ModelError(f"there is no file {own}: give --mmproj the tower's GGUF file")
+    file = file.absolute()
+    tower = own or tower_beside(file)  # links of the hub's cache lead to names without an ending
     files = files_of(file) + ([tower] if tower else [])
     beside = files[0].with_name(GENERATION_NAME)
     found = parent / _gguf_digest(files) / plain_name(file)
@@ -84,6 +88,8 @@ def gguf_folder(file: Path, parent: Path) -> Path:
         texts = {name: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for name, value in written.items()}
         _make(found, texts, {LINK.format(number): each for number, each in enumerate(files, 1)}, file.name)
         _clear(parent, _is_replaced)
+    if own and not (found / PIXELS).is_file():
+        raise ModelError(f"{own} is not the tower of {file.name}, or of a kind not read: give --mmproj another, or leave it out")
     return found
 
 

@@ -203,7 +203,8 @@ def find_model(settings: EngineSettings) -> Path:
     try:
         if settings.family:
             use_file(Path(settings.family).absolute())
-        own = model_folder(settings.model, settings.revision, settings.models_dir, with_weights=settings.load_format != "dummy")
+        has_weights = settings.load_format != "dummy"
+        own = model_folder(settings.model, settings.revision, settings.models_dir, has_weights, settings.mmproj)
         folder = overlay(own, overrides_of(settings), _own_folders(OVERLAYS))
         require_checkpoint(folder)
     except ModelError as error:
@@ -236,13 +237,16 @@ def find_draft_model(settings: EngineSettings) -> str:
     return str(folder)
 
 
-def model_folder(model: str, revision: str = "", models_dir: str = "", with_weights: bool = True) -> Path:
-    """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
+def model_folder(model: str, revision: str = "", models_dir: str = "", with_weights: bool = True, mmproj: str = "") -> Path:
+    """The folder of the model that a user names, "" for the demo model. `mmproj`: the tower of a GGUF file, "" for that beside it.
+    Raises ModelError."""
     found = resolve(model, revision, with_weights, named_models(models_dir)) if model else DEMO_MODEL
     file = gguf_in(found) if found.is_dir() else found
     if file is None:
+        if mmproj:
+            raise ModelError(f"{found} is no GGUF model, and has its tower among its own weights: leave --mmproj out")
         return found
-    hold(made := gguf_folder(file, _own_folders(GGUF_FOLDERS)))
+    hold(made := gguf_folder(file, _own_folders(GGUF_FOLDERS), Path(mmproj).expanduser().absolute() if mmproj else None))
     return made
 
 

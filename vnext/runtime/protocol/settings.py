@@ -71,7 +71,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     engine there. `data_parallel_size` engines of these settings run beside one another and share the machine's cores, or have
     GPUs of their own; `data_parallel_policy` (routing/policies.py) chooses one for each request. `generation_config` "none" ignores
     the checkpoint's generation_config.json.
-    `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
+    `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's;
+    `mmproj` the tower of a GGUF model, "" for the one beside it.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
     `model_impl`: whose code computes the model; "vllm" means vnext's own. `family`: a Python file with a family
@@ -108,6 +109,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     models_dir: str = ""
     revision: str = ""
     tokenizer: str = ""
+    mmproj: str = ""
     hf_overrides: str = ""
     generation_config: GenerationConfig = "auto"
     override_generation_config: str = ""
