@@ -3,7 +3,8 @@
 A text is cut into windows of WINDOW tokens. Every engine computes each window as one prompt, and each token is scored after those before
 it. Divergence is that of an engine's distribution from the one of the same file's weights in float32 arithmetic
 (Kullback-Leibler, in nats a token). Own schemes round the float32 numbers of SmolLM2's Q4_1 file, which is what there is of it. Needs
-the environment of `perf/peers/setup.sh llamacpp`; `PEERS` names its folder, where the files of models lie too.
+the environment of `perf/peers/setup.sh llamacpp`; `PEERS` names its folder, where the files of models lie too. With --written both
+engines score the GGUF files that `vnext quantize` writes of a file's numbers in these schemes, and nothing else is scored.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from tokenizers import Tokenizer
 from perf.peers.files import gguf_file
 from perf.record import parser_of, record_of, write_record
 from vnext.commands.machine import machine
+from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.quantise import Quantiser
+from vnext.options.reader import GGUF_SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "models"))
@@ -152,6 +155,24 @@ def own_schemes(llama: LlamaCpp, count: int, work: Path) -> dict[str, object]:
     return shown(found) | {"tokens": windows.size}
 
 
+def written(llama: LlamaCpp, schemes: list[str], count: int, work: Path) -> dict[str, object]:
+    """Scores in both engines of the files that vnext makes of a file's numbers, beside float32 arithmetic of the source."""
+    folder = gguf_folder(llama.file, work)
+    windows = windows_of(folder, count)
+    exact = Reference(Setting(folder, torch.float32, "none"), windows, work)
+    found: dict[str, object] = {"tokens": windows.size, "float32 arithmetic": exact.score(None)._asdict()}
+    for scheme in schemes:
+        out = work / f"{scheme}.gguf"
+        for _ in GgufQuantiser(llama.file, out, scheme, {}).run():
+            pass
+        scores = {"vnext": exact.score(Setting(gguf_folder(out, work))), "llama.cpp": exact.score(llama._replace(file=out))}
+        ratio = round(scores["vnext"].perplexity / scores["llama.cpp"].perplexity, 5)
+        found[scheme] = {"MB": round(out.stat().st_size / 1e6, 1), **shown(scores), "vnext beside llama.cpp": ratio}
+        print(scheme, json.dumps(found[scheme]), flush=True)
+        out.unlink()
+    return found
+
+
 def shown(found: dict[str, Score]) -> dict[str, object]:
     return {name: score._asdict() for name, score in found.items()}
 
@@ -161,6 +182,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", default=[SMOLLM2, GEMMA], help=f"{SMOLLM2}, {GEMMA}")
     parser.add_argument("--windows", type=int, default=8, help=f"of {WINDOW} tokens")
+    parser.add_argument("--written", nargs="+", choices=GGUF_SCHEMES, default=[], help="score what `vnext quantize` writes, alone")
     given, before = parser.parse_args(), machine()
     peers = Path(os.environ.get("PEERS", ROOT / ".peers"))
     python, count = peers / "venvs" / "llamacpp" / "bin" / "python", given.windows
@@ -169,6 +191,9 @@ def main() -> None:
         work = Path(folder)
         for name in given.models:
             llama = LlamaCpp(gguf_file(name, peers / "models"), python)
+            if given.written:
+                measured[llama.file.stem] = written(llama, given.written, count, work)
+                continue
             measured[llama.file.stem] = both(llama.file, python, count, work)
             if name == SMOLLM2:
                 measured["the same as Q8_0"] = both(llama.converted("Q8_0", work / "q8_0.gguf"), python, count, work)
@@ -176,7 +201,9 @@ def main() -> None:
     text = "".join((ROOT / "docs" / name).read_text() for name in TEXTS)
     about = {"text": [f"docs/{name}" for name in TEXTS], "text_sha256": hashlib.sha256(text.encode()).hexdigest()}
     print(json.dumps(measured, indent=1))
-    write_record(given.json, record_of(f"python -m perf.perplexity {' '.join(given.models)} --windows {count}", before, about | {"scores": measured}))
+    more = f" --written {' '.join(given.written)}" if given.written else ""
+    command = f"python -m perf.perplexity {' '.join(given.models)} --windows {count}{more}"
+    write_record(given.json, record_of(command, before, about | {"scores": measured}))
 
 
 if __name__ == "__main__":
