@@ -23,12 +23,21 @@ if not native.is_built():
 
 from vnext.kernels.cpu.linear import linear, pack
 from vnext.kernels.cpu.traced import CALL, Operation, traced
+from vnext.replay.cli.main import main
 from vnext.replay.rerun.calls import ELSEWHERE, Part, parts_of
 
 
 @pytest.fixture(scope="module")
 def log(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(checkpoint, tmp_path_factory.mktemp("logs") / "log", requests=8)
+
+
+@pytest.mark.parametrize("command", ["exec", "profile", "bisect"])
+def test_people_read_of_records_and_not_of_a_complete_log(log, capsys, command):
+    """Whether the engine has closed the log is said in the line that says how it ends."""
+    assert main([command, str(log)]) == 0
+    said = capsys.readouterr().out
+    assert "every record is whole" in said and "complete" not in said
 
 
 def test_each_operation_is_measured_for_its_work(log, answer, checkpoint):

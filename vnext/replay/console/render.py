@@ -98,7 +98,7 @@ def print_info(console: Console, answer: Info) -> None:
         *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
         ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
-        ("end", _records_of(answer.end)),
+        ("end", records_of(answer.end)),
     ])  # fmt: skip
     facts(console, "work", [
         ("requests", f"{answer.requests:,} in {answer.arrivals_seconds:.1f} s, {counted(answer.aborted, 'abort')}"),
@@ -149,9 +149,9 @@ def _percentiles(values: list[int]) -> str:
 # ---- verify ------------------------------------------------------------------------------------------------------
 
 
-def _records_of(end: LogEnd) -> str:
+def records_of(end: LogEnd | str) -> str:
     """What reading found at the end; whether the engine has closed the log is said apart."""
-    return "every record is whole" if end.kind == "complete" else str(end)
+    return "every record is whole" if str(end) == "complete" else str(end)
 
 
 def _from_where(answer: Verdict) -> str:
@@ -170,7 +170,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
         *_reported_grammars(answer),
         *_reported_before(answer),
         *_reported_prefill(answer),
-        ("end", _records_of(answer.end) if answer.end else "stopped at the first difference"),
+        ("end", records_of(answer.end) if answer.end else "stopped at the first difference"),
     ])  # fmt: skip
     if answer.decisions:
         print_decisions(console, answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from vnext.replay.console.render import counted, facts, records
+from vnext.replay.console.render import counted, facts, records, records_of
 from vnext.replay.execution.bisection import Bisected, OperationDifference
 from vnext.replay.execution.execution import Executed, TokenDifference
 
@@ -25,7 +25,7 @@ def print_executed(console: Console, answer: Executed) -> None:
         ("requests", f"{answer.requests:,}"),
         ("tokens", f"{answer.tokens:,}"),
         ("rebuilt", f"{counted(answer.rebuilt_tokens, 'position')} of the cache, older than the first step"),
-        ("end", answer.end),
+        ("end", records_of(answer.end)),
     ])  # fmt: skip
     if answer.first is not None and answer.differences:
         print_tokens(console, answer.first, answer.differences)
@@ -89,7 +89,7 @@ def print_bisected(console: Console, answer: Bisected) -> None:
         ("tolerance", f"{answer.tolerance:g} of a row's largest magnitude" if answer.tolerance else "none: every bit counts"),
         *[(f"other {ground.name}", f"{ground.here} here, {ground.there} in the log") for ground in answer.elsewhere],
         ("steps", f"{answer.steps:,}"),
-        ("end", answer.end),
+        ("end", records_of(answer.end)),
     ])  # fmt: skip
     seen = [(each.operation, f"{each.calls:,}", f"{each.max_rel:.2g}") for each in answer.operations]
     rows = [dict(zip(SEEN_FIELDS, each)) for each in seen]

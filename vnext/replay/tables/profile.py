@@ -21,7 +21,7 @@ from vnext.log.reading import BAD_FORM
 from vnext.replay.answers.trace import trace
 from vnext.replay.causes.ledger import Entry, ledger
 from vnext.replay.console.commands import index_of, writing
-from vnext.replay.console.render import counted, facts, records
+from vnext.replay.console.render import counted, facts, records, records_of
 from vnext.replay.execution.execution import ModelChoice, described, machine_of, sentences, steps_of
 from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
 from vnext.replay.execution.render_exec import numbers
@@ -221,7 +221,7 @@ def print_profiled(console: Console, answer: Profiled) -> None:
         ("a step's median", f"{answer.ms:.3f} ms here{f', {answer.busy_ms:.3f} ms in the log (rank 0)' if answer.busy_ms else ''}"),
         *([("skipped", f"{counted(answer.skipped, 'step')} with weights that are not here")] if answer.skipped else []),
         *([("left out", counted(answer.left_out, "call"))] if answer.left_out else []),
-        ("end", answer.end),
+        ("end", records_of(answer.end)),
     ])  # fmt: skip
     print_operations(console, answer.operations)
     slow = [{name: round(number, 3) for name, number in msgspec.structs.asdict(step).items()} for step in answer.slowest]
