@@ -14,6 +14,7 @@ fi
 if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,deploy,otel,ray,cuda-test; else set_up dev,clients,otel; fi
 cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export PYTEST_ADDOPTS="-p no:langsmith_plugin -p no:anyio ${PYTEST_ADDOPTS:-}" # other packages bring them, and 1.5 s of imports and hooks
 processes="$(getconf _NPROCESSORS_ONLN)"
 [ "$processes" -eq 1 ] || processes=$((processes + processes / 2)) # a quarter of their time, tests wait
 [ "$processes" -le 8 ] || processes=8
@@ -32,7 +33,7 @@ if [ "$processes" -gt 1 ]; then
     { timeout 180 "$VENV/bin/python" -m perf.whisper --fetch || echo "tests with Whisper's weights will be skipped"; } & # once: 150 MB
     { # writes bytecode once: what all processes import, then their tests, whose asserts each would rewrite
         env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers"
-        "$VENV/bin/python" -m pytest -p no:langsmith_plugin --collect-only -qq >/dev/null || true
+        "$VENV/bin/python" -m pytest --collect-only -qq >/dev/null || true
     } &
     "$VENV/bin/python" -m mypy >/dev/null & # fills its cache while a core is idle: a test that fills it may outlast the bound of a hang
 fi
@@ -44,4 +45,4 @@ if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # 3 % is five times their noise
     [ "$status" -eq 0 ] || echo "instructions: not counted within 150 s"
 fi
 wait
-exec "$VENV/bin/python" -m pytest -p no:langsmith_plugin "$@" # a client package brings it, and a second of imports
+exec "$VENV/bin/python" -m pytest "$@"

@@ -20,6 +20,7 @@ from sampled import sample, seed_of
 from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's alone, which searches all that is collected for garbage
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a hundred processes that tests start would compile all of vnext
 for package in ("httpx", "httpx2"):  # each client of a test would read the world's certificates: 26 ms
     with suppress(ImportError):
@@ -45,7 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("xdist") and config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "0"
     config.pluginmanager.register(Costs(), "costs")
-    config.addinivalue_line("filterwarnings", "ignore:It looks like .register_random. was passed")  # trio's, in a dictionary that is frozen
     config.option.sample_seed = config.workerinput["sample_seed"] if hasattr(config, "workerinput") else seed_of(config)
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
