@@ -84,9 +84,9 @@ CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
 DEPLOY = ["compose-spec>=0.2.1", "helm-python-sdk>=0.2.2", "kubernetes-validate>=1.37"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
-    "vnext = vnext.commands.cli:main",
-    "vnext-bench = vnext.commands.bench.cli:main",
-    "vnext-replay = vnext.replay.cli.main:process",
+    "vnext = vnext.commands:vnext",
+    "vnext-bench = vnext.commands:vnext_bench",
+    "vnext-replay = vnext.commands:vnext_replay",
 ]
 
 

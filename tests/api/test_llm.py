@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
 
 import msgspec
 import pytest
 from engine_here import engines_here
 
-from vnext import LLM, BeamSearchParams, SamplingParams
+from vnext import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.text.template import ChatTemplate
@@ -165,6 +167,13 @@ def test_a_repeated_prompt_comes_from_the_cache(llm: LLM) -> None:
     tokens = [7, 8, 9] * 16
     llm.generate(tokens, GREEDY, use_tqdm=False)
     assert llm.generate(tokens, GREEDY, use_tqdm=False)[0].num_cached_tokens >= 32
+
+
+@pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, methodcaller("__reduce_ex__", 4)], ids=["copy", "deepcopy", "pickle"])
+def test_an_engine_is_not_copied(llm: LLM, made: Callable[[object], object]) -> None:
+    for each in (llm, AsyncLLM.__new__(AsyncLLM)):
+        with pytest.raises(TypeError, match=f"^{type(each).__name__} holds an engine that runs, which is neither pickled nor copied: make"):
+            made(each)
 
 
 def test_no_prompts_no_answers(llm: LLM) -> None:

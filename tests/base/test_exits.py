@@ -7,13 +7,14 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from vnext.base.exits import FAILED, REFUSED
-from vnext.commands import api_servers, cli, serve as serving
+from vnext.base.exits import FAILED, INTERRUPTED, REFUSED
+from vnext.commands import api_servers, cli, serve as serving, vnext, vnext_bench, vnext_replay
 from vnext.commands.bench import cli as bench
 from vnext.gateway import run as router
 from vnext.replay.cli import main as replay
@@ -229,3 +230,17 @@ def test_a_measurement_that_failed(broken_server: str, capsys: pytest.CaptureFix
     for url in (broken_server, f"http://{broken_server}/v1"):
         assert bench.main([*argv, url]) == FAILED
         assert "All 2 requests to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begin", [vnext, vnext_bench, vnext_replay], ids=lambda begin: begin.__name__)
+def test_ctrl_c_while_a_command_is_loaded(begin: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded: list[str] = []
+
+    def interrupted(name: str) -> None:
+        assert find_spec(name) is not None, "the entry point names a module that is there"
+        loaded.append(name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vnext.commands.import_module", interrupted)
+    assert begin() == INTERRUPTED and len(loaded) == 1
+    assert capsys.readouterr().err == f"{begin.__name__.replace('_', '-')}: interrupted\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vnext.api.chat_tokenizer import ChatTokenizer
 from vnext.api.generated import Embedded, Generated, Scored, Task
-from vnext.api.llm import LLM
+from vnext.api.llm import LLM, Running
 from vnext.api.program_input import Message, Params, Prompt, as_conversation, as_prompt, as_variables
 from vnext.runtime.protocol.lora_request import AdapterChoice, LoRARequest
 from vnext.runtime.protocol.sampling_params import InvalidRequest
@@ -36,7 +36,7 @@ class _Request:
         self.is_aborted = False
 
 
-class AsyncLLM:
+class AsyncLLM(Running):
     """`AsyncLLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword, as for `LLM`.
 
     Making one waits until the engine is ready; `await AsyncLLM.start(...)` waits without holding the event loop. Raises

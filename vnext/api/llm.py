@@ -14,7 +14,7 @@ from contextlib import closing, nullcontext
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, get_type_hints
 
 import msgspec
 
@@ -65,6 +65,15 @@ if TYPE_CHECKING:  # what finds the model, the engine's client and the text code
 # ---- an engine that runs -----------------------------------------------------------------------------------------
 # Names and arguments are vLLM's where it has them. Each call returns when the engine has done what it says, or raises NotDone
 # with one sentence, and nothing has changed. docs/weights.md says what happens to requests.
+
+
+class Running:
+    """What holds an engine that runs."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Neither pickled nor copied. Raises TypeError."""
+        name = type(self).__name__
+        raise TypeError(f"{name} holds an engine that runs, which is neither pickled nor copied: make another {name} there")
 
 
 class EngineOperations:
@@ -158,7 +167,7 @@ class _Options:
         return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=str), *options])
 
 
-class LLM(EngineOperations):
+class LLM(EngineOperations, Running):
     """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
 
     Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use

@@ -56,7 +56,7 @@ class DecisionFile:
             if self._is_stale or self._size + len(data) > self._file_bytes_max:
                 self._follow()
             if (written := os.write(self._fd, data)) != len(data):
-                raise OSError(f"only {written} of {len(data)} bytes were written")
+                raise OSError(f"only {written} of {len(data)} bytes were written: there is no more room")
             self._size += len(data)
         except OSError as error:
             self.lost, self.failure = self.lost + 1, reason(error, with_file=True)

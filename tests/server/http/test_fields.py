@@ -117,6 +117,16 @@ def test_what_is_broken_behind_an_unknown_field_is_said(server: EdgeServer, brok
     assert status == 400 and "no valid JSON" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"", "it is empty, or"), (b'{"prompt": ', "it is empty, or its end is missing"), (b'{"prompt": "\xe9"}', "it is not UTF-8")]
+    + [(mark + '{"prompt": "a"}'.encode(coding), "it does not begin as JSON does, in UTF-8") for mark, coding in ((b"\xef\xbb\xbf", "utf-8"), (b"", "utf-16"))],
+)  # fmt: skip
+def test_a_body_that_is_no_text_of_json_is_named(server: EdgeServer, body: bytes, words: str) -> None:
+    status, answer, _ = server.post("/v1/completions", body)
+    assert status == 400 and f"The body is no valid JSON: {words}" in answer["error"]["message"]
+
+
 def test_a_wrong_type_behind_an_unknown_field_is_said(server: EdgeServer) -> None:
     for wrong in ({"n": "x"}, {"stream_options": 5}, {"stream_options": [1]}, {"prompt": None}):
         status, answer, _ = server.post("/v1/completions", {"zzz": 1, "prompt": "a"} | wrong)

@@ -62,7 +62,9 @@ def test_without_a_stream_it_is_one_object(server):
     assert status == 200 and found["message"] == {"role": "assistant", "content": "whole"} and found["done"]
     status, found, _ = server.post("/api/generate", {"prompt": "say:text", "stream": False, "system": "Be kind."})
     assert found["response"] == "text" and prompt_of(last_request(server)) == "[system]Be kind.[user]say:text"
-    assert server.post("/api/generate", {"prompt": "say:raw", "raw": True, "stream": False})[1]["response"] == "raw"
+    plain = {"prompt": "say:raw", "raw": True, "stream": False}
+    assert server.post("/api/generate", plain | {"think": False})[1]["response"] == "raw", "which reasons nowhere"
+    assert server.post("/api/generate", plain)[1]["response"] == "raw"
     assert prompt_of(last_request(server)) == "say:raw"
 
 
@@ -111,6 +113,8 @@ def test_a_schema_is_kept_to_and_thinking_asked_for():
         ("/api/chat", {"messages": said(""), "tools": [{"function": {"name": "f", "description": {}}}]}, 400, "tools[0].function.description"),
         ("/api/generate", {"prompt": "a", "context": [1, 2]}, 400, "/api/chat"),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "raw"),
+        ("/api/generate", {"prompt": "a", "raw": True, "think": "high"}, 400, "think does not go with raw or suffix"),
+        ("/api/chat", {"messages": said(""), "options": {"num_predict": 0}}, 400, "options.num_predict is 0: it must be at least 1."),
         ("/api/embed", {"model": "other"}, 404, "'other' is not served here"),
         ("/api/embeddings", {"model": "other", "prompt": ""}, 404, "'other' is not served here"),
         ("/api/embeddings", {"prompt": ["a"]}, 400, "prompt"),

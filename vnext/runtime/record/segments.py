@@ -360,7 +360,7 @@ def _write_whole(fd: int, data: bytes, durable: bool) -> None:
 
 
 def _cut_short(written: int, size: int) -> OSError:
-    return OSError(f"only {written} of {size} bytes were written")
+    return OSError(f"only {written} of {size} bytes were written: there is no more room")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +33,11 @@ NO_THREADS = "thread_unsupported_request"
 """The code that makes Anthropic's package send the whole conversation again, without a thread."""
 SCORING = (r", or 0 with prompt_logprobs, to score a prompt only", "")
 """What only OpenAI's older APIs have."""
+JSON_FAULTS = MappingProxyType({
+    "Input data was truncated": "it is empty, or its end is missing",
+    "JSON is malformed: invalid character (byte 0)": "it does not begin as JSON does, in UTF-8 without a mark in front",
+})  # fmt: skip
+"""msgspec's sentences -> ours, where its own tells a client little."""
 Body = TypeVar("Body", bound=msgspec.Struct)
 Names = Sequence[tuple[str, str]]
 """(regular expression of a chat's name, the client's name), tried in order."""
@@ -233,8 +239,7 @@ def converted(fields: Mapping[str, object], kind: type[Body]) -> Body:
 def invalid_body(error: Exception) -> InvalidRequest:
     """The client's view of an error of the JSON decoder, with the field's path."""
     if not isinstance(error, msgspec.ValidationError):
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return InvalidRequest(f"The body is no valid JSON: {reason}.")
+        return InvalidRequest(f"The body is no valid JSON: {_json_fault(error)}.")
     message, _, place = str(error).partition(" - at ")
     quoted = re.findall(r"`([^`]*)`", place)
     path = quoted[-1].removeprefix("$").removeprefix(".") if quoted else ""
@@ -244,6 +249,14 @@ def invalid_body(error: Exception) -> InvalidRequest:
         return InvalidRequest(f"{param} is missing: it is required.", param)
     where = f"{path} is wrong" if path else "The body is wrong"
     return InvalidRequest(f"{where}: {message[:1].lower()}{message[1:]}.", path or None)
+
+
+def _json_fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return JSON_FAULTS.get(str(error), str(error))
 
 
 def _too_much(error: Overloaded, code: str) -> Failure:

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.errors import Names, converted
+from vnext.server.context.errors import SCORING, Names, converted
 from vnext.server.context.identity import model_of
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 NAMES: Names = (
+    SCORING,
     ("max_tokens", "options.num_predict"),
     ("repetition_penalty", "options.repeat_penalty"),
     (r"response_format\.json_schema\.schema", "format"),
@@ -45,9 +47,10 @@ def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | Co
             remedy = "send the text as it is with raw" if name == "template" else "send the conversation to /api/chat"
             raise InvalidRequest(f"{name} is not supported: {remedy}.", name)
     if body.raw or body.suffix:
-        for name, remedy in (("system", "write it into the prompt"), ("images", "leave them out")):
+        for name, remedy in (("system", "write it into the prompt"), ("images", "leave them out"), ("think", "leave it out")):
             if getattr(body, name):
                 raise InvalidRequest(f"{name} does not go with raw or suffix: {remedy}.", name)
+        body = replace(body, think=None)
         return converted(_shared(body) | {"prompt": body.prompt, "suffix": body.suffix}, CompletionBody)
     messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _content(body.images or (), body.prompt, sees)})
