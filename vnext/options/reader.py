@@ -40,7 +40,7 @@ from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
 K_SCHEMES = ("q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
-SEARCHED_SCHEMES = ("w4a16", *K_SCHEMES, "q5_0", "q4_0")
+SEARCHED_SCHEMES = ("w4a16", *K_SCHEMES, "q5_1", "q5_0", "q4_1", "q4_0")
 GGUF_SCHEMES = ("q8_0", *K_SCHEMES, "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "bf16", "f16")
 QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8", *GGUF_SCHEMES), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")  # what `vnext doctor --production` asks of a server's options

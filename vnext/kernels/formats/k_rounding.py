@@ -92,7 +92,7 @@ def _even(groups: np.ndarray, matters: np.ndarray, kind: Kind) -> _Blocks:
 def _with_lows(groups: np.ndarray, matters: np.ndarray, kind: Kind) -> _Blocks:
     """Of types with lows."""
     top, most = np.float32(2**kind.bits - 1), kind.limit - 1
-    found = _best_lines(groups, matters, int(top))
+    found = best_lines(groups, matters, int(top))
     spans, low_spans = ((each.reshape(-1, BLOCK // kind.group).max(1) / np.float32(most)).astype(HALF) for each in found)
     wide, low_wide = _repeated(spans, kind), _repeated(low_spans, kind)
     near, low_near = np.rint(_divided(found[0], wide)), np.rint(_divided(found[1], low_wide))
@@ -109,9 +109,12 @@ def _with_lows(groups: np.ndarray, matters: np.ndarray, kind: Kind) -> _Blocks:
     return _Blocks(coded(best).astype(np.uint8), best[0].astype(np.uint8), best[1].astype(np.uint8), spans, low_spans)
 
 
-def _best_lines(groups: np.ndarray, matters: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """The scale and the low, both float32 [n] and none below zero, that lose least of each group."""
-    lowest, count = np.minimum(groups.min(0), 0), sum_of(matters)
+def best_lines(
+    groups: np.ndarray, matters: np.ndarray, top: int, is_signed: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The scale and the low, float32 [n], that lose least of each of `groups` [inputs, n] as codes up to `top` times the scale,
+    less the low. Neither is below zero, but the low where it `is_signed`."""
+    lowest, count = groups.min(0) if is_signed else np.minimum(groups.min(0), 0), sum_of(matters)
     counted = matters * groups
     total, spread = sum_of(counted), groups.max(0) - lowest
     best = np.zeros((3, len(lowest)), np.float32)
@@ -121,7 +124,8 @@ def _best_lines(groups: np.ndarray, matters: np.ndarray, top: int) -> tuple[np.n
         ones, squares, products = (sum_of(each * codes) for each in (matters, matters * codes, counted))
         scale = _divided(count * products - total * ones, count * squares - ones * ones)
         low = _divided(ones * scale - total, count)
-        scale, low = np.where(low < 0, _divided(products, squares), scale), np.maximum(low, 0)
+        if not is_signed:
+            scale, low = np.where(low < 0, _divided(products, squares), scale), np.maximum(low, 0)
         scale = np.maximum(scale, 0)
         tried = np.stack((scale, low, sum_of(matters * np.square(codes * scale - low - groups))))
         best = np.where(tried[2] < best[2], tried, best)
