@@ -54,7 +54,8 @@ def make_case(dtype: torch.dtype, heads: int = 5, width: int = 8) -> Case:
 
 def attend(case: Case, ranges: list[tuple[int, int, int]], found: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
     """One step: for each (sequence, start, stop) the result of its queries [start, stop) after stop tokens."""
-    table = np.full((len(ranges), max(map(len, case.blocks))), -1, dtype=np.int32)
+    poisoned = min({*range(len(case.cache))}.difference(*case.blocks))  # what a fault may read behind a sequence
+    table = np.full((len(ranges), max(map(len, case.blocks)) + 1), poisoned, dtype=np.int32)
     for row, (index, _, _) in enumerate(ranges):
         table[row, : len(case.blocks[index])] = case.blocks[index]
     starts = np.cumsum([0] + [stop - start for _, start, stop in ranges]).astype(np.int32)
