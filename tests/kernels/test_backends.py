@@ -29,6 +29,7 @@ ASKING = {
     "vnext/kernels/cuda/flashinfer.py",  # an attention backend
     "vnext/runtime/rank/weights.py",  # notes their calls
     "vnext/runtime/rank/loading.py",  # starts their threads
+    "vnext/runtime/rank/their_images.py",  # chooses the numbers of a foreign tower
     "vnext/sampling/host.py",  # holds their columns to its own
     "vnext/commands/doctor.py",  # says what there is
     "vnext/runtime/transport/collectives/choose_collectives.py",  # sums over ranks, which have a table of their own

@@ -123,5 +123,5 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path, capsys: pytest.Cap
         assert sentence in found and found.count("\n") == 1
     with pytest.raises(SystemExit):
         main(["quantize", str(DEMO_MODEL), out, "--scheme", "q8_0", "--calibrate", str(TEXT)])
-    assert "calibrate is for the scales of w4a16, q6_k, q5_k_m, q4_k_m, q3_k_m, q2_k, q5_0, q4_0, and scheme is q8_0: leave it out" in capsys.readouterr().err
+    assert "calibrate is for the scales of w4a16, q6_k, q5_k_m, q4_k_m, q3_k_m, q2_k, q5_1, q5_0, q4_1, q4_0, and scheme is q8_0: leave it out" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
