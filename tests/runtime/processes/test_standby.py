@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,10 +27,10 @@ WAIT_S = 60.0
 """In the engine core's own process ranks stand by only after ten seconds."""
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], otherwise: Callable[[], object] = lambda: "it never comes true") -> None:
     end_s = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < end_s, "never came true"
+        assert time.monotonic() < end_s, otherwise()
         time.sleep(0.02)
 
 
@@ -45,19 +46,25 @@ def waiting(module: str) -> list[psutil.Process]:
     return found
 
 
-def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+def family() -> set[psutil.Process]:
+    """The engine cores and ranks below this process; other tests' programs may start processes of their own meanwhile."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if {CORE, RANK} & set(process.cmdline()):
+                found.add(process)
+    return found
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningEngine:
     monkeypatch.setattr(standby_module, "AFTER_S", 0.0)
-    before = children()
+    before = family()
     settings = EngineSettings(log_dir=str(tmp_path), threads=1, dtype="float32", standby=True, tensor_parallel_size=2)
     running = start_engine(settings, DEMO_MODEL).wait()
     yield running
     assert running.stop() == 0
-    wait_until(lambda: children() <= before)
+    wait_until(lambda: family() <= before, lambda: f"{family() - before} are left")
 
 
 def test_a_core_that_stands_by_follows_one_that_is_killed_with_the_ranks_that_it_has(engine: RunningEngine) -> None:
