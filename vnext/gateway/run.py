@@ -176,16 +176,8 @@ def make_app(context: RouterContext) -> web.Application:
 
 
 def make_runner(app: web.Application) -> Runner:
-    """A runner that cancels a view when its client disconnects; the view then ends its server's work."""
-    return Runner(
-        app,
-        app[CONNECTIONS],
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=app[ROUTER].settings.http.keepalive_timeout_s,
-        auto_decompress=False,  # the view decompresses within its bound
-        shutdown_timeout=CLEANUP_TIMEOUT_S,
-    )
+    timeout_s = app[ROUTER].settings.http.keepalive_timeout_s
+    return Runner(app, app[CONNECTIONS], keepalive_timeout=timeout_s, shutdown_timeout=CLEANUP_TIMEOUT_S)
 
 
 def _front(context: RouterContext) -> Front:

@@ -19,7 +19,6 @@ from types import FrameType
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
@@ -275,7 +274,6 @@ class WaitingRoom:
 
 # ---- the application over the table of routes --------------------------------------------------------------------
 
-CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, OSError)
 KEPT_BY_FIRST = ("/v1/files", "/v1/batches")
 CLEANUP_TIMEOUT_S = 2.0  # after the drain, only aborted requests are left
 
@@ -315,17 +313,8 @@ async def _of_first(request: web.Request) -> web.StreamResponse:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a view when its client disconnects, streaming or not; the view then aborts its requests."""
-    return _Runner(
-        app,
-        app[CONNECTIONS],
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=app[SERVER_CONTEXT].settings.keepalive_timeout_s,
-        auto_decompress=False,  # `bodies` decompresses within the bound
-        logger=protocol_log(),
-        shutdown_timeout=CLEANUP_TIMEOUT_S,
-    )
+    timeout_s = app[SERVER_CONTEXT].settings.keepalive_timeout_s
+    return _Runner(app, app[CONNECTIONS], keepalive_timeout=timeout_s, shutdown_timeout=CLEANUP_TIMEOUT_S)
 
 
 class _Runner(Runner):
@@ -361,20 +350,3 @@ async def _close_work(app: web.Application) -> None:
         images.close()
     if (traces := app[SERVER_CONTEXT].traces) is not None:
         await traces.close()
-
-
-def protocol_log() -> logging.Logger:
-    """The logger of aiohttp for everything below the views. A client's faults are not logged as errors of this server."""
-    logger = logging.getLogger("vnext.server.http")
-    logger.addFilter(_own_faults)
-    return logger
-
-
-def _own_faults(record: logging.LogRecord) -> bool:
-    """Whether to log the record. A client's faults are logged at the level debug at most."""
-    fault = record.exc_info[1] if record.exc_info else None
-    if not isinstance(fault, CLIENT_FAULTS):
-        return True
-    record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
-    record.msg, record.args = f"{record.getMessage()}: {' '.join(str(fault).split())[:200]!r}", ()
-    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)

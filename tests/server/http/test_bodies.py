@@ -49,6 +49,15 @@ def test_json_by_any_of_its_names_is_read(server: EdgeServer, kind: str) -> None
     assert server.post("/v1/completions", PROMPT, **{"Content-Type": kind})[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("charset", "status"), [("us-ascii", 200), ('"UTF-8"', 200), ("latin-1", 415), ("UTF-16; boundary=a", 415), ("'cp1252'", 415)]
+)
+def test_json_comes_in_utf_8(server: EdgeServer, charset: str, status: int) -> None:
+    for kind in ("application/json", "text/plain", ""):
+        found, answer, _ = server.post("/v1/completions", PROMPT, **{"Content-Type": f"{kind}; a=b;charset = {charset}"})
+        assert found == status and ("charset is" in json.dumps(answer)) == (status == 415)
+
+
 def test_a_pages_body_without_any_kind_is_refused(server: EdgeServer) -> None:
     """A page can send such a one: it is a Blob's."""
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"

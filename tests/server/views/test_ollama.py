@@ -115,6 +115,9 @@ def test_a_schema_is_kept_to_and_thinking_asked_for():
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "raw"),
         ("/api/generate", {"prompt": "a", "raw": True, "think": "high"}, 400, "think does not go with raw or suffix"),
         ("/api/chat", {"messages": said(""), "options": {"num_predict": 0}}, 400, "options.num_predict is 0: it must be at least 1."),
+        ("/api/chat", {"keep_alive": "soon"}, 400, "keep_alive is 'soon': it must be seconds, or a duration such as '5m'."),
+        ("/api/generate", {"prompt": "a", "keep_alive": "5 m"}, 400, "keep_alive"),
+        ("/api/embed", {"input": "a", "keep_alive": "5d"}, 400, "keep_alive"),
         ("/api/embed", {"model": "other"}, 404, "'other' is not served here"),
         ("/api/embeddings", {"model": "other", "prompt": ""}, 404, "'other' is not served here"),
         ("/api/embeddings", {"prompt": ["a"]}, 400, "prompt"),
@@ -137,6 +140,9 @@ def test_what_clients_look_up_first(server):
     assert shown["model_info"]["vnext.context_length"] > 0
     _, loaded, _ = server.post("/api/generate", {"model": "toy", "keep_alive": -1})
     assert loaded["done"] and loaded["done_reason"] == "load" and loaded["response"] == ""
+    for given, reason in {0: "unload", "0s": "unload", "-0": "unload", 0.5: "load", "1h30m": "load", "-1": "load", "": "refused"}.items():
+        loaded = server.post("/api/chat", {"keep_alive": given})[1]
+        assert loaded.get("done_reason", "refused") == reason, given
     assert server.post("/api/embeddings", {"model": "toy", "prompt": ""})[:2] == (200, {"embedding": []})
     for empty in ({}, {"input": ""}, {"input": []}):
         assert server.post("/api/embed", {"model": "toy", **empty})[1]["embeddings"] == []
@@ -150,3 +156,11 @@ def test_a_client_that_asks_whether_it_runs_needs_no_body(server, path):
     answer = connection.getresponse()
     assert answer.status == 200 and answer.read() == b""
     connection.close()
+
+
+def test_a_model_without_a_template_takes_the_text_as_it_is():
+    with EdgeServer(byte_level(None)) as plain:
+        for path, body in {"/api/generate": {"prompt": "a"}, "/api/chat": {"messages": said("")}}.items():
+            status, found, _ = plain.post(path, body)
+            assert status == 400 and "send the text to /api/generate with raw" in found["error"]
+        assert plain.post("/api/generate", {"prompt": "say:a", "raw": True, "stream": False})[1]["response"] == "a"

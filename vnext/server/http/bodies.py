@@ -9,6 +9,7 @@ while the body comes, decompressed and before decoding, because every other requ
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -35,6 +36,8 @@ BYTES_PER_S_MIN = 1_000  # on average, after the first PAUSE_S: less than a mode
 NUMBERS_MAX = 2**18 + 2**16  # 10 to 20 ns each in the decoder; OpenAI's embeddings take 300,000 tokens; a model's length if more
 STRINGS_MAX = 2**18  # 30 ns
 UNSAID = ("", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain")  # what programs send that set no type
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^;\"'\s]+)", re.IGNORECASE)
 GROUPS_MAX = 2**15  # lists and objects, 300 ns
 
 
@@ -185,6 +188,9 @@ def _check_content_type(request: web.Request) -> None:
         kind = kind_of(request)
         given = f"The body's Content-Type is {kind[:80]}" if kind else "The body has no Content-Type"
         raise ContentRefused(f"{given}: send JSON with the header 'Content-Type: application/json' (curl -H, or curl --json).")
+    charset = _CHARSET.search(request.headers.get("Content-Type", ""))
+    if charset and charset[1].lower() not in CHARSETS:
+        raise ContentRefused(f"The body's charset is {charset[1][:40]!r}: JSON is sent in UTF-8, leave the charset out.")
 
 
 def is_json(request: web.Request) -> bool:

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 from vnext.server.context.admission import CLIENT_SHARE, share_of
+from vnext.server.context.errors import Failure
 from vnext.server.settings import ServerSettings
 
 LOOK_INTERVAL_S = 0.25
@@ -28,6 +30,8 @@ CLOSED_AT_ONCE_MAX = 100  # closing one takes a twentieth of a millisecond
 READ_BYTES = 2**14
 PROGRESS_BYTES = 4096  # that a slow reader must read, or all that waits for it, to get more time
 EXPECTED = "100-continue"
+ADDRESS_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX = 8_191, 8_190, 128  # the first two differ, to tell which one an error is about
+CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, OSError)
 FILES_BESIDE = 256  # other files of this process: sockets to the engine, the log's parts, libraries
 
 log = logging.getLogger("vnext.server")
@@ -158,19 +162,60 @@ def expecting_little(make: Callable[..., web.BaseRequest]) -> Callable[..., web.
     return made
 
 
+def unread(error: BaseException | None) -> Failure:
+    """What a client sees of a head, or a frame of a body, that the parser refuses."""
+    if isinstance(error, LineTooLong):
+        if error.args[1] == ADDRESS_BYTES_MAX:
+            return Failure(414, "The request's address is longer than 8 KiB: shorten it.", code="address_too_long")
+        return Failure(431, "A header of the request is longer than 8 KiB: shorten it.", code="headers_too_large")
+    words = str(getattr(error, "message", "")).partition("\n")[0].rstrip(".:") or "its end is missing"
+    if words.startswith("Too many"):
+        return Failure(431, f"The request has more than {HEADERS_MAX} headers: send fewer.", code="headers_too_large")
+    return Failure(400, f"The request is no valid HTTP/1.1: {words[:1].lower()}{words[1:]}.", code="bad_request")
+
+
+class _Protocol(RequestHandler):
+    """A connection whose errors below the application are error objects, as those of the views."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        answer = super().handle_error(request, status, exc, message)  # logs it
+        if status == 400:
+            answer = unread(exc).response()
+            answer.force_close()
+        return answer
+
+
+class _Server(web.Server):
+    """Makes such connections."""
+
+    def __call__(self) -> RequestHandler:
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
 class Runner(web.AppRunner):
-    """Serves an application and watches over its connections."""
+    """Serves an application and watches over its connections. Cancels a view when its client disconnects, streaming or not; the
+    view then ends its work. `bodies` decompresses, within a bound."""
 
     def __init__(self, app: web.Application, connections: Connections, **options: Any) -> None:
+        options |= {"max_line_size": ADDRESS_BYTES_MAX, "max_field_size": HEADER_BYTES_MAX, "max_headers": HEADERS_MAX}
+        options |= {"handler_cancellation": True, "access_log": None, "auto_decompress": False, "logger": protocol_log()}
         super().__init__(app, **options)
         self._connections = connections
         self._watch: asyncio.Task[None] | None = None
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        factory, cancels = expecting_little(made.request_factory), made.handler_cancellation
+        return _Server(made.request_handler, request_factory=factory, handler_cancellation=cancels, loop=made._loop, **made._kwargs)
 
     async def setup(self) -> None:
         await super().setup()
         server = self.server
         assert server is not None, "the runner has been set up"
-        server.request_factory = expecting_little(server.request_factory)
         read_little()
         self._watch = asyncio.create_task(self._connections.watch(lambda: server.connections))
 
@@ -198,3 +243,20 @@ def _abort(connection: RequestHandler) -> None:
 def _address(connection: RequestHandler) -> str:
     peer = connection.peername
     return peer[0] if isinstance(peer, tuple) else ""
+
+
+def protocol_log() -> logging.Logger:
+    """The logger of aiohttp for everything below the views. A client's faults are not logged as errors of this server."""
+    logger = logging.getLogger("vnext.server.http")
+    logger.addFilter(_own_faults)
+    return logger
+
+
+def _own_faults(record: logging.LogRecord) -> bool:
+    """Whether to log the record. A client's faults are logged at the level debug at most."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if not isinstance(fault, CLIENT_FAULTS):
+        return True
+    record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
+    record.msg, record.args = f"{record.getMessage()}: {' '.join(str(fault).split())[:200]!r}", ()
+    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)

@@ -5,6 +5,7 @@ Calls and their results have no ids there: a result belongs to the first call of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +25,12 @@ NAMES: Names = (
     (r"response_format\.json_schema\.schema", "format"),
     ("response_format", "format"),
     ("reasoning_effort", "think"),
+    ("use /v1/completions", "send the text to /api/generate with raw"),
     (r"messages\[\d+\]\.content\[\d+\]\.image_url", "images"),
     *((name, f"options.{name}") for name in _SAME),
 )
 """A chat's fields -> this API's."""
+_DURATION = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)((ns|us|µs|ms|s|m|h)((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))*)?")
 _OFF = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
 PICTURE = "[An image was here. This model reads text only.]"
 """In its place, because it stays in the client's history, and a refusal would end the talk for good."""
@@ -57,7 +60,17 @@ def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | Co
     return converted(_shared(body) | {"messages": messages}, ChatBody)
 
 
+def is_unload(body: AskedBody | LoadedBody) -> bool:
+    """Whether `keep_alive` is 0: the client wants no model in memory. Raises InvalidRequest unless it is seconds, or a duration in
+    Go's words."""
+    given = body.keep_alive
+    if isinstance(given, str) and not _DURATION.fullmatch(given):
+        raise InvalidRequest(f"keep_alive is {given[:60]!r}: it must be seconds, or a duration such as '5m'.", "keep_alive")
+    return not re.search(r"[1-9]", str(given)) and given is not None
+
+
 def _shared(body: AskedBody) -> dict[str, object]:
+    is_unload(body)  # checks the field
     fields: dict[str, object] = {"model": model_of(body.model), "stream": body.stream} | _sampling(body.options or Options())
     if isinstance(body.think, bool):
         fields["enable_thinking"] = body.think
@@ -124,8 +137,8 @@ def _answered(open_calls: list[tuple[str, str]], name: str | None) -> str:
 # ---- bodies --------------------------------------------------------------------------------------------------------
 # Bodies of Ollama's API as typed structs (github.com/ollama/ollama, docs/api.md). An answer is streamed unless `stream` is
 # false.
-# `keep_alive` changes nothing: the launcher decides which models stay in memory. Of `options`, those that tune Ollama's own
-# runner (`num_ctx`, `num_gpu`, `num_thread`, ...) change nothing either.
+# `keep_alive` is checked and changes nothing: the launcher decides which models stay in memory. Of `options`, those that tune
+# Ollama's own runner (`num_ctx`, `num_gpu`, `num_thread`, ...) change nothing either.
 
 Object = dict[str, Any]
 

@@ -34,6 +34,7 @@ from vnext.server.ollama.translation import (
     OllamaGenerateBody,
     chat_body,
     generate_body,
+    is_unload,
 )
 from vnext.server.views.completions import CompletionRequest
 from vnext.server.views.embeddings import EmbeddingBody, Wanted, vectors_of, written
@@ -78,7 +79,8 @@ async def _chatted(call: Call, body: ChatBody, lines: type[AnswerLines]) -> web.
 
 def _loaded(call: Call, empty: Json) -> web.Response:
     model = call.context.model_name(model_of(call.body.model), call.client)
-    return web.json_response({"model": model, "created_at": _moment(time.time())} | empty | {"done": True, "done_reason": "load"})
+    done = {"done": True, "done_reason": "unload" if is_unload(call.body) else "load"}
+    return web.json_response({"model": model, "created_at": _moment(time.time())} | empty | done)
 
 
 def _moment(seconds: float) -> str:
@@ -192,6 +194,7 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
 
 async def _vectors(call: Call, name: str, texts: list[str], wanted: Wanted) -> tuple[list[msgspec.Raw], int]:
     """The vectors of `texts`, which the field `name` holds, as JSON, and the number of their tokens."""
+    is_unload(call.body)  # checks the field
     asked = EmbeddingBody(input=[*texts], model=model_of(call.body.model))
     if not texts:
         call.context.model_name(asked.model, call.client)
