@@ -31,7 +31,8 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h", "Phi3ForCausalLM": "phi3", "NemotronForCausalLM": "nemotron",
     "Olmo3ForCausalLM": "olmo2", "AfmoeForCausalLM": "afmoe", "ExaoneMoeForCausalLM": "exaone-moe",
     **dict.fromkeys(("MistralForCausalLM", "Ministral3ForCausalLM"), "mistral3"),
-    "ApertusForCausalLM": "apertus", "Gemma3nForCausalLM": "gemma3n", "Gemma4ForCausalLM": "gemma4",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2vl", "Qwen3VLForConditionalGeneration": "qwen3vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe", "ApertusForCausalLM": "apertus", "Gemma3nForCausalLM": "gemma3n", "Gemma4ForCausalLM": "gemma4",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -182,6 +183,8 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     if rope.get("alpha"):  # Hunyuan's
         found["rope.freq_base"] *= rope["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
     rope = rope.get("full_attention") or rope
+    if sections := rope.get("mrope_section"):
+        found["rope.dimension_sections"] = [*sections, 0]
     if rope.get("rope_type") == "yarn":
         stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
         found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}

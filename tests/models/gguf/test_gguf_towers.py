@@ -23,7 +23,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.gguf.header import name_map
 from vnext.models.layers.sharding import alone
-from vnext.models.loading.gguf_tensors import unread_gguf
+from vnext.models.loading.gguf_tensors import gguf_tensors, unread_gguf
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
@@ -37,6 +37,7 @@ from tower_cases import SPELLED, TEXT, save_reader  # noqa: E402
 
 PICTURES = [np.random.default_rng(3).integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((40, 61), (32, 32))]
 LANGUAGE = ("language_model.model.", "model.language_model.", "model.text_model.")
+TOWERS = ("vision", "visual.", "projector", "connector")
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 
 
@@ -60,11 +61,32 @@ def words_of(case: str) -> dict[str, int]:
     return {word: IMAGE + at for at, word in enumerate(CASES[case].words)}
 
 
+PATCHES = "visual.patch_embed.proj.weight"
+QWEN_MARK = "<|vision_start|> <|image_pad|> <|vision_end|>"
+QWEN = {"image_min_pixels": 16**2, "image_max_pixels": 96**2, **CLIP_PIXELS}
 KINDS = {
     "gemma3": Kind("gemma3", "Gemma3ForCausalLM", words_of("whole"), {"projector.scale_factor": 2}, "<start_of_image>", "whole"),
     "pixtral": Kind("pixtral", "MistralForCausalLM", words_of("rows"), {"spatial_merge_size": 2, **CLIP_PIXELS}, "[IMG]", "rows"),
     "idefics3": Kind("idefics3", "LlamaForCausalLM", SPELLED, {"projector.scale_factor": 2, "preproc_image_size": 64}, "<image>"),
+    "qwen2.5": Kind("qwen2.5vl_merger", "Qwen2_5_VLForConditionalGeneration", words_of("grid"), {"n_wa_pattern": 3, "window_size": 16, **QWEN}, QWEN_MARK, "grid"),
+    "qwen3": Kind("qwen3vl_merger", "Qwen3VLForConditionalGeneration", words_of("deep"), {"spatial_merge_size": 2, **QWEN}, QWEN_MARK, "deep"),
 }  # fmt: skip
+KINDS |= {
+    "qwen3_experts": KINDS["qwen3"]._replace(texts="Qwen3VLMoeForConditionalGeneration", case="experts"),
+    "qwen3.5": KINDS["qwen3"]._replace(texts="Qwen3_5ForCausalLM", case="nets"),
+}
+CHANGED = {
+    "whole": {"text": {"layer_types": ["sliding_attention"] * 2}}, "grid": {"vision": {"tokens_per_second": 2}},
+    "experts": {"text": {"mlp_only_layers": []}},
+}  # fmt: skip
+"""What of CASES no file states otherwise: each sixth of Gemma's layers sees all, and all of Qwen's layers have experts."""
+
+
+@pytest.fixture(autouse=True)
+def as_files_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case, parts in CHANGED.items():
+        own = {part: getattr(CASES[case], part) | changes for part, changes in parts.items()}
+        monkeypatch.setitem(CASES, case, CASES[case]._replace(**own))
 
 
 def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple[Path, Path]:
@@ -77,8 +99,7 @@ def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple
     texts, towers = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name, numbers in tensors.items():
         root = next((root for root in LANGUAGE if name.startswith(root)), "")
-        is_text = root or "lm_head" in name
-        (texts if is_text else towers)["model." * bool(root) + name.removeprefix(root).removeprefix("language_model.")] = numbers
+        (towers if any(part in name for part in TOWERS) else texts)["model." * bool(root) + name.removeprefix(root).removeprefix("language_model.")] = numbers
     (folder / "texts").mkdir()
     (folder / "texts" / "config.json").write_text(json.dumps(config["text_config"] | {"architectures": [own.texts]}))
     save_file(texts, folder / "texts" / "model.safetensors")
@@ -88,7 +109,7 @@ def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple
     for word, token in own.words.items():
         tokens[token] = word
     convert(folder / "texts", folder / "files" / "model-f32.gguf", BYTE_LEVEL | {"tokenizer.ggml.tokens": tokens})
-    found = tower_of(towers, config["vision_config"]["num_attention_heads"] if kind == "pixtral" else 0)
+    found = qwen_tower_of(towers, config["vision_config"]) if "qwen" in kind else tower_of(towers, config["vision_config"], kind == "pixtral")
     if kind == "pixtral":
         found["v.token_embd.img_break"] = texts["model.embed_tokens.weight"][own.words["[IMG_BREAK]"]], "F32"
     found.pop(without, None)
@@ -100,8 +121,8 @@ def members_of(config: dict[str, Any], own: Kind) -> dict[str, Any]:
     vision = config["vision_config"]
     found = {
         "image_size": vision["image_size"], "patch_size": vision["patch_size"], "embedding_length": vision["hidden_size"],
-        "feed_forward_length": vision["intermediate_size"], "block_count": vision["num_hidden_layers"],
-        "attention.head_count": vision["num_attention_heads"], "attention.layer_norm_epsilon": float(vision.get("layer_norm_eps", 1e-5)),
+        "feed_forward_length": vision["intermediate_size"], "block_count": vision.get("depth") or vision["num_hidden_layers"],
+        "attention.head_count": vision.get("num_heads") or vision["num_attention_heads"], "attention.layer_norm_epsilon": float(vision.get("layer_norm_eps", 1e-5)),
         "projection_dim": config["text_config"]["hidden_size"], "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
         **own.members,
     }  # fmt: skip
@@ -110,8 +131,30 @@ def members_of(config: dict[str, Any], own: Kind) -> dict[str, Any]:
     return common | {f"clip.vision.{name}": value for name, value in found.items()}
 
 
-def tower_of(tensors: dict[str, np.ndarray], turned: int) -> dict[str, tuple[np.ndarray, str]]:
-    """By llama.cpp's names; the norm of Gemma's projector with the 1. `turned`: how many heads turn, by neighbours there, 0 for none."""
+def qwen_tower_of(tensors: dict[str, np.ndarray], vision: dict[str, Any]) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names; a patch's frames apart, as Qwen2.5-VL's queries, keys and values."""
+    names, found = name_map("clip", vision["depth"]), dict[str, tuple[np.ndarray, str]]()
+    for name, numbers in tensors.items():
+        own = name.removeprefix("model.").replace("merger.norm", "merger.ln_q")
+        own = own.replace("merger.linear_fc1", "merger.mlp.0").replace("merger.linear_fc2", "merger.mlp.2")
+        if own.endswith("patch_embed.proj.weight"):
+            found |= {f"v.patch_embd.weight{'.1' * frame}": (numbers[:, :, frame], "F32") for frame in range(2)}
+        elif "deepstack" in own:
+            *_, place, module, kind = own.split(".")
+            layer = vision["deepstack_visual_indexes"][int(place)]
+            found[f"v.deepstack.{layer}.{module.removeprefix('linear_')}.{kind}"] = numbers, "F32"
+        else:
+            apart = dict(zip("qkv", np.split(numbers, 3))) if ".qkv." in own and "window_size" in vision else {"qkv": numbers}
+            for part, each in apart.items():
+                place = names.get_name(own.replace(".qkv.", f".{part}."), (".weight", ".bias"))
+                assert place is not None, own
+                found[place] = each, "F32"
+    return found
+
+
+def tower_of(tensors: dict[str, np.ndarray], vision: dict[str, Any], turns: bool) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names; the norm of Gemma's projector with the 1. `turns`: whether heads turn, by neighbours there."""
+    turned = vision["num_attention_heads"] if turns else 0
     names, found = name_map("clip", 4), {}
     for name, numbers in tensors.items():
         for own in ("multi_modal_projector.", "vision_tower."):  # newer checkpoints begin with model.
@@ -136,14 +179,13 @@ def answered(model: Path, tokenizer: Path, kind: str) -> list[tuple[list[int], l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma's norms are rounded sums in files, and each sixth of its layers sees all."""
-    monkeypatch.setitem(CASES, "whole", CASES["whole"]._replace(text=CASES["whole"].text | {"layer_types": ["sliding_attention"] * 2}))
+def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Norms of Gemma and Qwen 3.5 are rounded sums in files."""
     checkpoint, files = written(tmp_path, kind)
     expected = answered(checkpoint, checkpoint, kind)
     for (tokens, logs), (wanted, theirs) in zip(answered(files, checkpoint, kind), expected, strict=True):
         assert tokens == wanted
-        assert np.allclose(logs, theirs, rtol=0, atol=1e-4 if kind == "gemma3" else 0)
+        assert np.allclose(logs, theirs, rtol=0, atol=1e-4 if kind in ("gemma3", "qwen3.5") else 0)
     model = gguf_in(files)
     assert model == files / "model-f32.gguf"
     made = gguf_folder(model, tmp_path / "folders")
@@ -152,6 +194,17 @@ def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path, monkeypat
     assert one == msgspec.structs.replace(other, **near) and unread_gguf(made) == []
     (files / "mmproj-f32.gguf").unlink()
     assert load_config(gguf_folder(model, tmp_path / "folders")).tower is None
+
+
+@pytest.mark.parametrize("kind", ("qwen2.5", "qwen3"))
+def test_frames_of_a_patch_stand_in_order(kind: str, tmp_path: Path) -> None:
+    """Those of an image are alike, so that its answers do not tell; parts of a tensor are read, too."""
+    checkpoint, files = written(tmp_path, kind)
+    stored = load_file(checkpoint / "model.safetensors")
+    wanted = next(numbers for name, numbers in stored.items() if name.endswith(PATCHES))
+    found = gguf_tensors(gguf_folder(files / "model-f32.gguf", tmp_path / "folders"))[PATCHES]
+    part = slice(3, 40), slice(1, 2)
+    assert np.array_equal(found.part(()), wanted) and np.array_equal(found.part(part), wanted[part])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +224,17 @@ def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path, monkeypat
         ("pixtral", {"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
         ("pixtral", {"clip.vision.patch_size": 2}, "patch_conv.weight"),
         ("pixtral", {"without": "v.blk.2.attn_q.weight"}, "q_proj.weight"),
+        ("gemma3", {"clip.vision.patch_size": float("inf")}, "clip.vision.patch_size is inf, and a whole number is wanted"),
+        ("qwen2.5", {"clip.vision.block_count": float("nan")}, "clip.vision.block_count is nan, and a whole number is wanted"),
+        ("qwen2.5", {"clip.vision.n_wa_pattern": "3"}, "clip.vision.n_wa_pattern is '3', and one number is wanted"),
+        ("qwen2.5", {"clip.vision.window_size": 4}, "a window hold a square"),
+        ("qwen2.5", {"clip.use_silu": False}, "hidden_act"),
+        ("qwen2.5", {"clip.vision.spatial_merge_size": 3}, "3 divide 128"),
+        ("qwen2.5", {"without": "v.blk.1.attn_k.weight"}, "attn.k.weight"),
+        ("qwen2.5", {"without": "v.patch_embd.weight.1"}, "patch_embed.proj.weight"),
+        ("qwen3", {"without": "v.position_embd.weight"}, "the file has no matrix v.position_embd.weight"),
+        ("qwen3", {"without": "v.deepstack.2.fc1.weight"}, "deepstack_merger_list.1.linear_fc1.weight"),
+        ("qwen3", {"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
     ],
 )
 def test_broken_towers_are_refused(tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str) -> None:

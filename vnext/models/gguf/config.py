@@ -189,8 +189,8 @@ ARCHITECTURES = MappingProxyType(
     {
         "llama": _llama,
         "mistral3": _mistral3,
-        "qwen2": plain("Qwen2ForCausalLM"),
-        "qwen3": plain("Qwen3ForCausalLM"),
+        **dict.fromkeys(("qwen2", "qwen2vl"), plain("Qwen2ForCausalLM")),
+        **dict.fromkeys(("qwen3", "qwen3vl"), plain("Qwen3ForCausalLM")),
         "olmo2": _olmo2,
         "phi3": _phi3,
         "nemotron": _nemotron,

@@ -147,7 +147,7 @@ def _granite_moe(members: Members) -> dict[str, object]:
 
 ARCHITECTURES = MappingProxyType(
     {
-        "qwen3moe": _qwen_moe("Qwen3MoeForCausalLM"),
+        **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), _qwen_moe("Qwen3MoeForCausalLM")),
         "qwen2moe": _qwen_moe("Qwen2MoeForCausalLM"),
         "gpt-oss": _gpt_oss,
         LATENT: _deepseek2,

@@ -23,7 +23,7 @@ from vnext.models.gguf.towers import ARCHITECTURE as TOWER, PIXELS, is_tower, se
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 7
+FORM = 8
 """Of the JSON files: another number makes all folders anew."""
 FILES_KEPT = 64
 """Files whose outlines a process keeps: a large model is split into so many."""

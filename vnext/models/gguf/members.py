@@ -37,6 +37,13 @@ class Members:
             raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
         return found
 
+    def whole(self, name: str, usual: int | None = None) -> int:
+        """`number`, which must be a whole one. Raises ModelError."""
+        found = self.number(name, usual)
+        if not isinstance(found, int) or found < 0:
+            raise ModelError(f"the file's {self.architecture}.{name} is {found}, and a whole number is wanted; take another file")
+        return found
+
     def least(self, name: str, usual: float | None = None) -> int | float:
         """`number`, or the smallest one of layers that differ, of architectures in LAYERED."""
         found = self._metadata.get(f"{self.architecture}.{name}")
@@ -52,6 +59,11 @@ class Members:
         if len(found) != len(self.places):
             raise ModelError(f"the file's {name} has {len(found)} numbers for {len(self.places)} layers; download it again")
         return list(found)
+
+    def numbers(self, name: str) -> list[float]:
+        """Those of an array, [] where there is none."""
+        found = self._metadata.get(f"{self.architecture}.{name}")
+        return list(found) if isinstance(found, array) else []
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A matrix's. Raises ModelError where the file has none."""
@@ -94,6 +106,8 @@ def rope_of(members: Members) -> dict[str, object]:
     if kind == "yarn":
         original = members.number("rope.scaling.original_context_length", members.number("context_length"))
         rope |= {"original_max_position_embeddings": original}
+    if sections := members.numbers("rope.dimension_sections"):  # a fourth one is for nothing
+        rope["mrope_section"] = sections[:3]
     if STRETCHES in members.stretches and members.architecture != "gemma4":  # where pairs turn or do not
         rope |= _llama3(members.stretches[STRETCHES], float(members.number("rope.freq_base", 10000.0)))
     return rope

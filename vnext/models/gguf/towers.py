@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import Header
@@ -23,7 +24,21 @@ MARK = "mmproj"
 """In the names of their files."""
 MERGER, BREAK = "mm.patch_merger.weight", "v.token_embd.img_break"
 """What makes one vector of a square of Mistral 3's; the model's own embedding of [IMG_BREAK], which a tower's file repeats."""
+PLACES, DEEP = "v.position_embd.weight", "v.deepstack.{}.{}"
+"""Learned positions; what stands behind a layer of Qwen3-VL's."""
+FRAMES, PER_SECOND, WINDOW = 2, 2, 112
+"""What files of Qwen's towers leave out: the frames of a patch; of Qwen2.5-VL's the places of a second, and the pixels along each
+side of what its layers see."""
 Json = dict[str, object]
+SIGLIP: Json = {"model_type": "siglip_vision_model"}
+
+
+class Said(NamedTuple):
+    """What a tower's file says besides what all do, for the whole config.json, its vision_config, and preprocessor_config.json."""
+
+    whole: Json
+    vision: Json
+    form: Json
 
 
 def is_tower(file: Path) -> bool:
@@ -46,9 +61,9 @@ def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
         return text, {}
     if own is _pixtral and MERGER not in members.tensors:  # Pixtral 12B, of which no square becomes one vector
         return text, {}
-    if (layers := members.number("vision.block_count")) > len(tower.tensors):
+    if (layers := members.whole("vision.block_count")) > len(tower.tensors):
         raise ModelError(f"the tower's file states {layers} layers and has {len(tower.tensors)} tensors; download it again")
-    vision: Json = {
+    usual: Json = {
         "image_size": members.number("vision.image_size"),
         "patch_size": members.number("vision.patch_size"),
         "hidden_size": members.number("vision.embedding_length"),
@@ -56,28 +71,26 @@ def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
         "num_hidden_layers": layers,
         "num_attention_heads": members.number("vision.attention.head_count"),
         "layer_norm_eps": members.number("vision.attention.layer_norm_epsilon"),
-        "model_type": "pixtral" if own is _pixtral else "siglip_vision_model",
         **({"hidden_act": "silu"} if members.flag("use_silu") else {}),
     }
+    whole, vision, form = own(members, model)
     inner = {"sliding_window": None} | {name: value for name, value in text.items() if name != "architectures"}
-    common = {"text_config": inner, "vision_config": vision} | {name: text[name] for name in ("dtype", "tie_word_embeddings")}
-    whole, form = own(members, model)
-    return common | whole, _pixels(tower) | form
+    parts = {"text_config": inner, "vision_config": usual | vision}
+    return parts | {name: text[name] for name in ("dtype", "tie_word_embeddings")} | whole, _pixels(tower) | form
 
 
-def _gemma3(members: Members, model: Header) -> tuple[Json, Json]:
-    grid = int(members.number("vision.image_size") // (members.number("vision.patch_size") or 1))
-    merged = int(members.number("vision.projector.scale_factor", 4))
-    side = members.number("vision.image_size")
+def _gemma3(members: Members, model: Header) -> Said:
+    side = members.whole("vision.image_size")
+    grid, merged = side // (members.whole("vision.patch_size") or 1), members.whole("vision.projector.scale_factor", 4)
     whole: Json = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "image_token_index": _word(model, "<image_soft_token>"),
         "mm_tokens_per_image": (grid // (merged or 1)) ** 2,
     }
-    return whole, {"size": {"height": side, "width": side}}
+    return Said(whole, SIGLIP, {"size": {"height": side, "width": side}})
 
 
-def _idefics3(members: Members, model: Header) -> tuple[Json, Json]:
+def _idefics3(members: Members, model: Header) -> Said:
     side = members.number("vision.image_size")
     whole: Json = {
         "architectures": ["Idefics3ForConditionalGeneration"],
@@ -85,10 +98,10 @@ def _idefics3(members: Members, model: Header) -> tuple[Json, Json]:
         "scale_factor": members.number("vision.projector.scale_factor", 2),
     }
     longest = members.number("vision.preproc_image_size", 4 * side)
-    return whole, {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+    return Said(whole, SIGLIP, {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}})
 
 
-def _pixtral(members: Members, model: Header) -> tuple[Json, Json]:
+def _pixtral(members: Members, model: Header) -> Said:
     """Mistral 3, whose tower turns by rows and columns."""
     side, patch = members.number("vision.image_size"), members.number("vision.patch_size")
     whole: Json = {
@@ -96,11 +109,64 @@ def _pixtral(members: Members, model: Header) -> tuple[Json, Json]:
         "image_token_index": _word(model, "[IMG]"),
         "spatial_merge_size": members.number("vision.spatial_merge_size"),
     }
-    return whole, {"size": {"longest_edge": side}, "patch_size": patch}
+    return Said(whole, {"model_type": "pixtral"}, {"size": {"longest_edge": side}, "patch_size": patch})
 
 
-PROJECTORS: Mapping[str, Callable[[Members, Header], tuple[Json, Json]]] = MappingProxyType(
-    {"gemma3 gemma3": _gemma3, "llama idefics3": _idefics3, "llama pixtral": _pixtral, "mistral3 pixtral": _pixtral}
+def _qwen2_5(members: Members, model: Header) -> Said:
+    """Qwen2.5-VL, each n-th of whose layers sees all."""
+    every = members.whole("vision.n_wa_pattern") or 1
+    vision: Json = {
+        "hidden_act": "silu" if members.flag("use_silu") else "gelu",
+        "fullatt_block_indexes": list(range(every - 1, members.whole("vision.block_count"), every)),
+        "window_size": members.number("vision.window_size", WINDOW),
+        "tokens_per_second": PER_SECOND,
+    }
+    return _grid(members, model, "Qwen2_5_VLForConditionalGeneration", vision, (56**2, 3584**2))
+
+
+def _qwen3(architecture: str) -> Callable[[Members, Header], Said]:
+    """Qwen3-VL, or Qwen 3.5, whose tower leaves the states of its last layer alone."""
+
+    def both(members: Members, model: Header) -> Said:
+        layers = range(members.whole("vision.block_count"))
+        vision: Json = {
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_position_embeddings": members.shape(PLACES)[0],
+            "deepstack_visual_indexes": [at for at in layers if DEEP.format(at, "norm.weight") in members.tensors],
+        }
+        return _grid(members, model, architecture, vision, (2**16, 2**24))
+
+    return both
+
+
+def _grid(members: Members, model: Header, architecture: str, vision: Json, usual: tuple[int, int]) -> Said:
+    """What Qwen's towers have alike. `usual`: the least and the most pixels of an image of the released models, for files that do
+    not say them."""
+    merged = members.number("vision.spatial_merge_size", 2)
+    own: Json = {
+        "depth": members.number("vision.block_count"),
+        "num_heads": members.number("vision.attention.head_count"),
+        "spatial_merge_size": merged,
+        "temporal_patch_size": FRAMES,
+    }
+    tokens: Json = {f"{kind}_token_id": _word(model, f"<|{kind}_pad|>") for kind in ("image", "video")}
+    least, most = (members.number(f"vision.image_{bound}_pixels", each) for bound, each in zip(("min", "max"), usual))
+    size = {"shortest_edge": least, "longest_edge": most}
+    form: Json = {"size": size, "patch_size": members.number("vision.patch_size"), "merge_size": merged}
+    return Said({"architectures": [architecture]} | tokens, own | vision, form)
+
+
+PROJECTORS: Mapping[str, Callable[[Members, Header], Said]] = MappingProxyType(
+    {
+        "gemma3 gemma3": _gemma3,
+        "llama idefics3": _idefics3,
+        **dict.fromkeys(("llama pixtral", "mistral3 pixtral"), _pixtral),
+        "qwen2vl qwen2.5vl_merger": _qwen2_5,
+        "qwen3vl qwen3vl_merger": _qwen3("Qwen3VLForConditionalGeneration"),
+        "qwen3vlmoe qwen3vl_merger": _qwen3("Qwen3VLMoeForConditionalGeneration"),
+        "qwen35 qwen3vl_merger": _qwen3("Qwen3_5ForConditionalGeneration"),
+        "qwen35moe qwen3vl_merger": _qwen3("Qwen3_5MoeForConditionalGeneration"),
+    }
 )
 """By llama.cpp's names of the model's architecture and of what makes its vectors."""
 

@@ -26,7 +26,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files, outline
 from vnext.models.gguf.header import Tensor, sizes
 from vnext.models.gguf.members import BY_LENGTH, STRETCHES
-from vnext.models.gguf.towers import ARCHITECTURE as TOWER, BREAK
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER, BREAK, DEEP
 from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
@@ -55,8 +55,15 @@ OTHERWISE = (
     (".router.per_expert_scale", ".experts.down_proj.scale"),
     ("_projection_weight", "_projection.weight"),
     ("model.text_model.", "model."),
+    ("merger.norm", "merger.ln_q"),
+    ("merger.linear_fc1", "merger.mlp.0"),
+    ("merger.linear_fc2", "merger.mlp.2"),
 )
 """Parts of names, and what stands for them in the table where that does not know the name."""
+MERGERS = "visual.deepstack_merger_list.{}.{}"
+"""Behind layers of a tower, by their order; files name them by their layers."""
+PATCHES, SECOND = "v.patch_embd.weight", "v.patch_embd.weight.1"
+"""What multiplies a patch, and its second frame, where it has two."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 EXPERT = re.compile(r"(.*\.(?:experts|altup(?:_unembed)?_projections))\.(\d+)\.(.*)")
 FLOAT_BYTES = 4
@@ -68,7 +75,8 @@ class Quantised(NamedTuple):
     """A tensor of a GGUF file: the dtype of its numbers, its whole shape, and its bytes [start, stop). A matrix of blocks has their
     type as dtype and shape [out, bytes of a row]. `type`: how numbers stand there, as `own_name`. `rows` and `columns`: where the
     file has each row, and each head's columns; None where they are in order. `shift` is taken off each number; `is_decay`: the
-    numbers are -exp of those wanted."""
+    numbers are -exp of those wanted. `frames`: where each frame of patches begins, whose third axis they are; () where they are
+    one tensor."""
 
     file: Path
     mapping: mmap.mmap
@@ -82,9 +90,12 @@ class Quantised(NamedTuple):
     columns: np.ndarray | None = None
     shift: float = 0.0
     is_decay: bool = False
+    frames: tuple[int, ...] = ()
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of the tensor; of a vector float32 where its numbers are quantised."""
+        if self.frames:
+            return np.stack([each.part(()) for each in self._apart()], axis=2)[ranges]
         first, *others = ranges or (slice(None),)
         count = self.shape[0] if len(self.shape) > 1 else 1
         found: np.ndarray = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
@@ -101,7 +112,13 @@ class Quantised(NamedTuple):
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
-        release(self.mapping, self.start, self.stop)
+        for each in self._apart():
+            release(self.mapping, each.start, each.stop)
+
+    def _apart(self) -> list[Quantised]:
+        """Its frames, or itself."""
+        size, shape = self.stop - self.start, (*self.shape[:2], *self.shape[3:])
+        return [self._replace(shape=shape, start=start, stop=start + size, frames=()) for start in self.frames] or [self]
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
         if self.type in DTYPES:
@@ -123,7 +140,7 @@ def gguf_tensors(folder: Path) -> dict[str, Quantised]:
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
     read = {place_of(name, part.names)[0] for part in _parts(folder, _state(folder)) for name in part.wanted}
-    return sorted(_opened(folder).stored.keys() - read - {STRETCHES, BREAK, *BY_LENGTH.values()})
+    return sorted(_opened(folder).stored.keys() - read - {STRETCHES, BREAK, SECOND, *BY_LENGTH.values()})
 
 
 class _Opened(NamedTuple):
@@ -180,8 +197,15 @@ def _parts(folder: Path, _states: tuple[tuple[int, ...], ...]) -> list[_Part]:
     if opened.tower_names and config.tower:
         tower = tower_parts(config.architecture)
         own = tower.config(config)
-        found.append(_part(Names(TOWER, opened.tower_names, own.layer_count), own, tower.assemble, opened))
+        table = {**opened.tower_names, **_deep(config.tower.deep_layers)}
+        found.append(_part(Names(TOWER, table, own.layer_count), own, tower.assemble, opened))
     return found
+
+
+def _deep(layers: Sequence[int]) -> dict[str, str]:
+    """The files' names of what stands behind these layers of a tower."""
+    parts = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+    return {MERGERS.format(at, name): DEEP.format(layer, own) for at, layer in enumerate(layers) for name, own in parts.items()}
 
 
 def _part(names: Names, config: ModelConfig, assemble: Callable[..., object], opened: _Opened) -> _Part:
@@ -246,7 +270,17 @@ def _found(name: str, part: _Part, stored: Mapping[str, Stored]) -> Quantised | 
         shape = wanted
     if is_blocks and len(shape) == 2 and (form.columns is None or shape[1] // len(form.columns) % _block(tensor.type) == 0):
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
-    return Quantised(file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, *form)
+    found = Quantised(file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, *form)
+    return _of_frames(found, stored[SECOND]) if place == PATCHES and SECOND in stored else found
+
+
+def _of_frames(first: Quantised, second: Stored) -> Quantised:
+    """What multiplies patches of two frames. Raises ModelError."""
+    file, _, tensor = second
+    if (file, tensor.type, tensor.shape) != (first.file, first.type, first.shape):
+        raise ModelError(f"{PATCHES!r} and {SECOND!r} in {first.file} differ in type or shape; download it again")
+    shape = (*first.shape[:2], 2, *first.shape[2:])
+    return first._replace(shape=shape, frames=(first.start, tensor.start))
 
 
 def _block(type_: str) -> int:

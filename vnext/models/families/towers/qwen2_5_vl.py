@@ -28,6 +28,8 @@ __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "pa
 
 ROOTS = ("model.", "model.language_model.")
 TOWERS = ("visual.", "model.visual.")
+QKV = "q", "k", "v"
+"""In the place of qkv, as llama.cpp's converter writes them."""
 
 
 class Projection(NamedTuple):
@@ -48,6 +50,7 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
         **LLAMA,
         **dict.fromkeys(("norm1", "norm2", "ln_q"), Layout((Axis.HIDDEN,))),
         "qkv": matrix((heads, heads, heads), Axis.HIDDEN),
+        **dict.fromkeys(QKV, matrix(heads, Axis.HIDDEN)),
         "attn.proj": matrix(Axis.HIDDEN, heads),
         "patch_embed.proj": Layout((Axis.HIDDEN,), Sized(tower.patch_size), kernel=(tower.frames, tower.patch, tower.patch)),
         **{f"{root}merger.mlp.{name}": layout for root in TOWERS for name, layout in sizes.items()},
@@ -73,9 +76,10 @@ def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
     def layer(index: int) -> TowerLayer:
         prefix = f"{root}blocks.{index}."
         own = prefix + "attn."
+        modules = ("qkv",) if f"{own}qkv.weight" in source else QKV
         return TowerLayer(
             rms_norm(source, prefix + "norm1"),
-            Attention(linear(source, own, "qkv", bias=True), linear(source, own, "proj", bias=True)),
+            Attention(linear(source, own, *modules, bias=True), linear(source, own, "proj", bias=True)),
             rms_norm(source, prefix + "norm2"),
             gated_mlp(source, prefix, bias=True),
         )
