@@ -76,9 +76,7 @@ NEEDS = MappingProxyType(
             MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            AriaText Beam Grok1 Kolibri1""",
-        "experts that lie in one tensor, clipped queries, keys and values, and a rope that transformers does not read": "Dbrx",
-        "experts that make queries (mixture of attention heads)": "JetMoe",
+            AriaText Beam Dbrx Grok1 JetMoe Kolibri1""",
         "several streams (hyper-connections) and attention to keys that are compressed or chosen": "DeepseekV4 HYV4",
         "residuals with gates, embeddings of n-grams and keys that are chosen by blocks": "Qwen4Exp",
         "patches of bytes in the place of tokens": "Blt",
@@ -152,7 +150,9 @@ def has_tower_of(name: str, model_type: str) -> bool:
 
 @cache
 def modeling(model_type: str) -> str:
-    """The installed package's code of a model type, as config.json has it, "" where it has none, or is not here."""
+    """The installed package's code of a model type, as config.json has it, "" where it has none, or is not here. That of a text
+    model lies with the model that it is part of."""
     folder, name = package(), re.sub(r"\W", "_", model_type)
-    file = folder / "models" / name / f"modeling_{name}.py" if folder is not None and name else None
-    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+    names = (name, name.removesuffix("_text")) if folder is not None and name else ()
+    files = [file for each in names if (file := Path(str(folder), "models", each, f"modeling_{each}.py")).is_file()]
+    return files[0].read_text(encoding="utf-8") if files else ""

@@ -17,6 +17,7 @@ GROUPED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_pe
 CASES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
+    "aria_text": {"moe_num_experts": 6, "moe_topk": 2, "moe_num_shared_experts": 1},
     "biogpt": {},
     "bitnet": {},
     "bloom": {"num_attention_heads": 6, "hidden_size": 96},
@@ -25,6 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 40},
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "sliding_window": 40, **HEADS},
     "ernie4_5": {},
+    "dbrx": {
+        "d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512, "attn_config": {"clip_qkv": 2.0, "kv_n_heads": 2, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 2},
+    },
     "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4},
     "doge": {"keep_window_size": 384},
     "dots1": {**GROUPED, "n_shared_experts": 1, "first_k_dense_replace": 1},
@@ -44,9 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox_japanese": {"intermediate_multiple_size": 2},
     "gptj": {"rotary_dim": 8},
     "granite": {"attention_multiplier": 0.2, "logits_scaling": 3.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
+    "granitemoe": {"num_local_experts": 6, "attention_multiplier": 0.2},
     "helium": HEADS,
     "hunyuan_v1_dense": HEADS,
     "jais2": {},
+    "jetmoe": {"num_local_experts": 6, "kv_channels": 16},
     "kolibri1": {
         **HEADS, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 40,
         "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],

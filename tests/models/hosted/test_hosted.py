@@ -81,7 +81,7 @@ def on_rank(path: Path, parallel: Parallel) -> torch.Tensor:
     return prompt_logits(load_model(path, parallel=parallel), [143, 157])
 
 
-@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron", "bloom", "codegen", "doge", "falcon rw"])
+@pytest.mark.parametrize("name", ["stablelm", "cohere2", "dbrx", "jetmoe", "nemotron", "bloom", "codegen", "doge", "falcon rw"])
 @torch.inference_mode()
 def test_bits_in_bfloat16(saved: Path, name: str) -> None:
     save_hosted(saved / f"{name}-16", name)
@@ -100,7 +100,9 @@ REFUSED = {
     "gpt_oss": "model.layers.0.self_attn (GptOssAttention) attends with s_aux",
     "deepseek_v3": "model.layers.0.self_attn (DeepseekV3Attention) has queries, keys and values of unlike heads and sizes [128, 192], "
     "[128, 192] and [128, 128]",
-    "granitemoe": "model.layers.0.block_sparse_moe.experts (GraniteMoeExperts) keeps its experts in one tensor",
+    "rwkv": "RwkvForCausalLM needs layers with a state (Mamba, linear attention, recurrence)",
+    "zaya": "ZayaModel computes by numbers, where vnext knows shapes alone",
+    "blt": "patcher (BltPatcher) computes by numbers, where vnext knows shapes alone",
 }  # fmt: skip
 
 
@@ -116,6 +118,15 @@ def test_what_is_refused(name: str) -> None:
     with pytest.raises(ModelError) as error:
         parse_config(raw_config(name) | {IMPLEMENTATION: "transformers", "alibi": True, "is_moe": True}, {})
     assert str(error.value) == REFUSED[name] + NOT_SERVED
+
+
+def test_the_rope_of_dbrx(saved: Path) -> None:
+    """As its authors' config.json has it, where transformers does not look."""
+    raw = raw_config("dbrx", attn_config={"rope_theta": 5e5})
+    del raw["rope_parameters"]
+    for more, theta in (({}, 5e5), ({"rope_theta": 7e5}, 7e5), ({"rope_parameters": {"rope_theta": 9e5}}, 9e5)):
+        made = skeleton.make_model(json.dumps(raw | more), torch.float32)
+        assert made.config.rope_parameters["rope_theta"] == theta
 
 
 def test_tensors_that_are_cut_are_refused() -> None:

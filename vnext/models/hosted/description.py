@@ -34,7 +34,7 @@ from vnext.models.layers.sharding import Axis, Layout, Sized
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 EXPERT_ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
 PLAIN_EXPERTS = {
-    "has_gate": True, "is_concatenated": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
+    "has_gate": True, "is_concatenated": True, "has_bias": False, "has_post_expert_norm": False,
 }  # fmt: skip
 STYLE_NAMES = {"packed_colwise": "colwise"}
 STYLES = ("colwise", "rowwise")
@@ -157,7 +157,7 @@ def list_weights(model: PreTrainedModel, names: Mapping[str, tuple[str, ...]]) -
                 continue
             bias = "bias" if kind in (Kind.PRODUCT, Kind.HEAD) and "bias" in own else ""
             if kind is Kind.EXPERTS:
-                groups = expert_groups(names[f"{path}.{key}"], named(module, path))
+                groups = expert_groups(names[f"{path}.{key}"], f"{path}.{key}", len(getattr(module, key)))
                 found.append(Weight(kind, path, key, groups[0][0], style=style_of(model, f"{path}.{key}"), groups=groups))
                 continue
             name, theirs = (_only(names[f"{path}.{each}"], named(module, path)) if each else "" for each in (key, bias))
@@ -174,13 +174,16 @@ def _only(names: tuple[str, ...], what: str) -> str:
     return names[0]
 
 
-def expert_groups(names: tuple[str, ...], what: str) -> tuple[tuple[str, ...], ...]:
-    """Each expert's tensors of a checkpoint, gate before up. Raises ModelError where a tensor holds several experts."""
+def expert_groups(names: tuple[str, ...], weight: str, count: int) -> tuple[tuple[str, ...], ...]:
+    """Each expert's tensors of a checkpoint, gate before up. A tensor of all experts is read as tensors of each, whose names are
+    those that others have."""
+    here, _, key = weight.rpartition(".")
+    if not all(places := [re.search(r"experts\.(\d+)\.", name) for name in names]):
+        parts = ("gate_proj", "up_proj") if key == EXPERT_WEIGHTS[0] else (key,)
+        return tuple(tuple(f"{here}.{index}.{part}.weight" for part in parts) for index in range(count))
     groups: dict[int, list[str]] = {}
-    for name in names:
-        if (place := re.search(r"experts\.(\d+)\.", name)) is None:
-            raise ModelError(f"{what} keeps its experts in one tensor, {NOT_SERVED}")
-        groups.setdefault(int(place[1]), []).append(name)
+    for name, place in zip(names, places):
+        groups.setdefault(int(place[1]) if place else 0, []).append(name)
     return tuple(tuple(groups[index]) for index in sorted(groups))
 
 
@@ -233,8 +236,9 @@ def lay_out(model: PreTrainedModel, weights: tuple[Weight, ...]) -> tuple[dict[s
         module = model.get_submodule(each.module)
         shape, flipped = tuple(getattr(module, each.parameter).shape), isinstance(module, Conv1D)
         if each.kind is Kind.EXPERTS:
-            size = lay_out_experts(layouts, each, shape)
-            shared = gcd(shared, size) if each.style in STYLES else shared
+            turned = shape[:1] + shape[:0:-1] if module.is_transposed else shape
+            size = lay_out_experts(layouts, each, turned)
+            shared = gcd(shared, size) if each.style else shared
             continue
         if not shape:
             continue

@@ -183,8 +183,9 @@ def watched(model: PreTrainedModel) -> Iterator[list[str]]:
     except ModelError:
         raise
     except Exception as error:  # a foreign model may raise anything
-        words = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ModelError(f"{stack[-1]} computes what cannot be looked at ({words}), {NOT_SERVED}") from error
+        is_without = "meta" in str(error)  # the device of tensors without numbers
+        why = "computes by numbers, where vnext knows shapes alone" if is_without else f"fails with {type(error).__name__}"
+        raise ModelError(f"{stack[-1]} {why}, {NOT_SERVED}") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -229,7 +230,7 @@ EXACT = frozenset(
 )
 FUNCTIONS = frozenset("exp expm1 tanh erf cos sin log log1p".split())
 NORMS = frozenset({"native_layer_norm"})
-OVER_LAST = frozenset("mean sum amax amin _softmax softmax topk sort cumsum scatter".split())
+OVER_LAST = frozenset("mean sum amax amin linalg_vector_norm _softmax softmax topk sort cumsum scatter".split())
 POWERS = (2, 3)
 
 
@@ -243,7 +244,7 @@ def is_over_last(name: str, args: tuple[object, ...], kwargs: Mapping[str, objec
     first = args[0]
     if not isinstance(first, torch.Tensor):
         return False
-    place = 2 if name in ("topk",) else 1
+    place = 2 if name in ("topk", "linalg_vector_norm") else 1
     axes = args[place] if len(args) > place else kwargs.get("dim", -1)
     found = list(axes) if isinstance(axes, list | tuple) else [axes]
     return all(axis in (-1, first.dim() - 1) for axis in found) and len(found) == 1

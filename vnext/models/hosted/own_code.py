@@ -47,6 +47,7 @@ class Theirs(Protocol):
     head_dim: int
     num_heads: int
     num_kv_heads: int
+    num_key_value_heads: int
     scaling: float
     inv_norm_factor: float
     softmax_scale: float
@@ -64,6 +65,12 @@ class Theirs(Protocol):
     k_norm: nn.Module
     dt_proj: nn.Module
     A: torch.Tensor
+    kv_proj: nn.Module
+    experts: nn.Module
+    router: nn.Module
+    layer: nn.Module
+    top_k: int
+    bias: torch.Tensor
 
 
 class OwnCode(NamedTuple):
@@ -163,6 +170,40 @@ def doge(
     return module.o_proj(found), None
 
 
+def jetmoe(
+    attend: Attend, module: Theirs, *, hidden_states: torch.Tensor, position_embeddings: Sequence[torch.Tensor],
+    attention_mask: object, **_: object,
+) -> tuple[torch.Tensor, None, None]:
+    """Of JetMoe, whose tokens have the queries of a few experts, each of as many heads as there are of keys. All experts compute
+    all queries, of which these are chosen, so that no product depends on what a step holds."""
+    experts, heads, dim = cast(Theirs, module.experts), module.num_key_value_heads, module.head_dim
+    each = [cast(Mapping[str, nn.Module], part) for name, part in module.experts.named_children() if name.isdigit()]
+    x = hidden_states[0]
+    ids, shares = experts.router(x)
+    every = torch.stack([part["input_linear"](x) for part in each], 1)
+    query = every.gather(1, ids[..., None].expand(*ids.shape, every.shape[-1])).view(*ids.shape, heads, dim)
+    query = query.permute(2, 1, 0, 3).flatten(0, 1)[None]
+    key, value = (part.view(1, len(x), heads, dim).transpose(1, 2) for part in module.kv_proj(hidden_states).chunk(2, -1))
+    found = attend(*turned((query, key), position_embeddings), value, attention_mask, scaling=module.scaling)
+    found = found.view(len(x), heads, -1, dim).transpose(2, 3).flatten(1, 2)
+    spread = found.new_zeros((*found.shape[:2], len(each))).scatter(-1, ids[:, None].expand_as(found), found)
+    rows = spread.permute(2, 0, 1).contiguous()
+    gates = shares.new_zeros((len(x), len(each))).scatter(-1, ids, shares)
+    outs = [part["output_linear"](rows[index]) * gates[:, index, None] for index, part in enumerate(each)]
+    return (sum(outs[1:], outs[0]) + experts.bias)[None], None, None
+
+
+def jetmoe_router(attend: Attend, module: Theirs, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which experts x [T, hidden] goes through, and with which shares [T, k]."""
+    scores, ids = module.layer(x).float().topk(module.top_k, -1)
+    return ids, scores.softmax(-1).to(x.dtype)
+
+
+def jetmoe_mlp(attend: Attend, module: Theirs, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = module.experts(x, *module.router(x[0])) + module.bias
+    return found
+
+
 def bloom_slopes(base: Theirs) -> torch.Tensor:
     """Of Bloom's heads."""
     return build_alibi_tensor(torch.ones((1, 2), dtype=torch.int64), base.num_heads, torch.float32)[:, 0, 1]
@@ -189,6 +230,12 @@ OWN_CODE: Mapping[str, OwnCode] = MappingProxyType(
         "BloomForCausalLM": OwnCode({"BloomAttention": ("forward", bloom)}, bloom_slopes, {"build_alibi_tensor": no_bias}),
         "MptForCausalLM": OwnCode({"MptAttention": ("forward", mpt)}, mpt_slopes, {"build_mpt_alibi_tensor": no_bias}),
         "DogeForCausalLM": OwnCode({"DogeAttention": ("forward", doge)}),
+        "JetMoeForCausalLM": OwnCode(
+            {
+                "JetMoeAttention": ("forward", jetmoe), "JetMoeTopKGating": ("forward", jetmoe_router),
+                "JetMoeMoE": ("forward", jetmoe_mlp),
+            }
+        ),
     }
 )
 """By the names of the classes that write text."""

@@ -26,6 +26,8 @@ from transformers.pytorch_utils import Conv1D
 from vnext.models.errors import ModelError
 from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, Same, StandIn, attend, run_experts
 from vnext.models.hosted.own_code import NOT_SERVED, OWN_CODE, POSITIONS_MAX, has_slopes, replace_own_code
+from vnext.models.hosted.own_experts import replace_own_experts
+from vnext.models.outside import DECODERS, what_it_needs
 
 ATTENTION = "vnext"
 """The name of steps' functions of attention, which asks for no mask, and of experts."""
@@ -56,17 +58,27 @@ def make_model(settings: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _make_model(raw: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
-    config = transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(raw)
+    config = transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(with_rope(raw))
     kind = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     has_own = kind.__name__ in OWN_CODE
     if not has_own and "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
-        raise ModelError(f"{kind.__name__} {OWN_ATTENTION}, {NOT_SERVED}")
+        need = what_it_needs(kind.__name__)
+        why = OWN_ATTENTION if need in DECODERS else f"needs {need}"
+        raise ModelError(f"{kind.__name__} {why}, {NOT_SERVED}")
     with torch.device("meta"), initialization.no_init_weights(), initialization.meta_device_safe_creation_ops():
         asked = "eager" if has_own else ATTENTION
         model = kind._from_config(config, dtype=dtype, attn_implementation=asked, experts_implementation=ATTENTION)
     model.config._attn_implementation = ATTENTION
     replace_own_code(model, base_of(model))
+    replace_own_experts(base_of(model))
     return cast(PreTrainedModel, model.eval())
+
+
+def with_rope(raw: dict[str, object]) -> dict[str, object]:
+    """A config.json with the base of a rope where transformers reads it, though DBRX's files have it among what attention is."""
+    inner = raw.get("attn_config")
+    theta = inner.get("rope_theta") if isinstance(inner, dict) and raw["model_type"] == "dbrx" else None
+    return {"rope_theta": theta, **raw} if theta and not raw.get("rope_parameters") else raw
 
 
 def base_of(model: PreTrainedModel) -> nn.Module:
