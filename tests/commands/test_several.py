@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestServer
 from vnext.commands.bench.load.answers import RequestFailed
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.restart import Running, listed
-from vnext.commands.several import names_of, url_when_ready
+from vnext.commands.several import names_of, serve_several, url_when_ready
 from vnext.options.reader import parse
 from vnext.runtime.processes.launch import DEMO_MODEL
 
@@ -36,16 +36,18 @@ COMMAND = (sys.executable, "-m", "vnext.commands.cli")
 
 
 def test_two_models_take_turns(tmp_path: Path) -> None:
-    shutil.copytree(DEMO_MODEL, tmp_path / "other")
+    for name in ("other", "gone"):
+        shutil.copytree(DEMO_MODEL, tmp_path / name)
     options = (*SMALL, "--max-loaded-models", "1", "--log-dir", str(tmp_path / "logs"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
     models = (str(DEMO_MODEL), str(tmp_path / "other"), str(tmp_path / "gone"))
     process = subprocess.Popen([*COMMAND, "serve", *models, *options], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         client = BlockingClient(re.search(r"http://[\d.:]+", next(line for line in process.stdout if ": serving" in line))[0])
+        shutil.rmtree(tmp_path / "gone")
         first = client.ask("/v1/completions", ASKED, dict)
         assert client.ask("/v1/completions", ASKED | {"model": "other"}, dict)["choices"][0]["text"] == first["choices"][0]["text"]
-        assert client.ask("/health", None, dict)["models"] == {"demo_model": "unloaded", "other": "loaded", models[2]: "unloaded"}
+        assert client.ask("/health", None, dict)["models"] == {"demo_model": "unloaded", "other": "loaded", "gone": "unloaded"}
         assert b'vnext_router_model_loaded{model="other"} 1.0' in client.read("/metrics")
         listed = subprocess.run([*COMMAND, "list"], capture_output=True, text=True, env=environment, check=True).stdout
         assert "loaded: other, " in listed and "in the server of several models" in listed
@@ -68,6 +70,18 @@ def test_two_models_take_turns(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert [each for each in family if each.is_running()] == []
+
+
+def test_a_model_that_cannot_be_served_is_refused_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for models, words in {
+        (str(DEMO_MODEL), str(tmp_path / "gone")): f"there is no folder {str(tmp_path / 'gone')!r}",
+        (str(tmp_path / "empty"), str(DEMO_MODEL)): "empty has no config.json",
+        (str(DEMO_MODEL), "http://a/b"): "is a URL",
+        ("owner/name", "owner/name"): "owner/name names two of the models: name it once, or give each its own with --served-model-name.",
+    }.items():
+        assert serve_several(parse(["serve", *models, "--models-dir", str(tmp_path)], {})) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_server_whose_model_loads_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

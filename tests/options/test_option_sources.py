@@ -34,6 +34,16 @@ def engine(*argv: str, **environment: str) -> EngineSettings:
     return parse(["serve", *argv], environment).engine
 
 
+def test_an_empty_text_on_the_command_line_is_no_value(capsys):
+    """It is most often a shell's variable that is not set; in the environment it counts as unset."""
+    told = refusal(capsys, "serve", "--api-key-file", "", "--served-model-name=", "--batch-dir", "")
+    flags = "--api-key-file", "--batch-dir", "--served-model-name"
+    assert told == "".join(f"vnext serve: {flag} is empty: give it a value, or leave it out.\n" for flag in flags)
+    assert "--config is empty" in refusal(capsys, "serve", "--config", "")
+    assert "--model is empty" in refusal(capsys, "serve", "")
+    assert parse(["serve", "--root-path", ""], {"VNEXT_BATCH_DIR": ""}).server == ServerSettings()
+
+
 # ---- spellings ---------------------------------------------------------------------------------------------------
 
 

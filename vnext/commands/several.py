@@ -22,8 +22,10 @@ from vnext.gateway.context import RouterContext
 from vnext.gateway.run import run_router
 from vnext.gateway.settings import RouterSettings
 from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, Shelf
+from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import plain_name
+from vnext.models.gguf.folder import gguf_in, plain_name
+from vnext.models.loading.hub import found_here
 from vnext.models.loading.named import MODELS, here, name_of
 from vnext.options.reader import ServeCommand
 from vnext.runtime.processes.cpu_limits import read
@@ -55,7 +57,15 @@ def serve_several(command: ServeCommand) -> int:
     models = (command.engine.model, *command.server.other_models)
     names = names_of(models, command.server.served_model_names)
     if repeated := sorted({name for each in names for name in each if sum(name in other for other in names) > 1}):
-        write_error(f"vnext serve: {repeated[0]} names two of the models: give each its own with --served-model-name.")
+        remedy = "give each its own with --served-model-name"
+        remedy = f"name it once, or {remedy}" if len({*models}) < len(models) else remedy
+        write_error(f"vnext serve: {repeated[0]} names two of the models: {remedy}.")
+        return REFUSED
+    try:
+        for model in models:
+            require_folder(model, command.engine)
+    except ModelError as error:
+        write_error(f"vnext serve: {error}.")
         return REFUSED
     key = secrets.token_hex(16)
     settings = RouterSettings(backends=(), backend_api_key=key, http=command.server)
@@ -71,6 +81,13 @@ def serve_several(command: ServeCommand) -> int:
         for model, each in zip(models, names)
     }
     return run_router(settings, "serve", partial(_shelf, commands, names))
+
+
+def require_folder(model: str, engine: EngineSettings) -> None:
+    """Raise ModelError for a model that cannot be served, as far as its name and the files of its folder say so."""
+    local = found_here(model, engine.revision, named_models(engine.models_dir))
+    if local is not None and local.is_dir() and gguf_in(local) is None and not engine.hf_overrides:
+        require_checkpoint(local)
 
 
 def names_of(models: tuple[str, ...], given: tuple[str, ...]) -> list[tuple[str, ...]]:

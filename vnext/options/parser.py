@@ -190,6 +190,8 @@ class Parser(argparse.ArgumentParser):
         raw = vars(found)
         if (named := raw.pop("named_model", None)) is not None and raw.setdefault("model", named) != named:
             raise SettingsError(f"the model is named twice, as {raw['model']} and as {named}: name it once.")
+        if empty := [name for name in self._options.keys() & raw.keys() - EMPTY if raw[name] in ("", [""])]:
+            raise SettingsError("\n".join(f"{name} is empty: give it a value, or leave it out." for name in sorted(empty)))
         return raw, sentences
 
     def _unknown(self, words: Sequence[str], argv: Sequence[str]) -> list[str]:
@@ -337,6 +339,11 @@ def _matching(group: argparse._ArgumentGroup, word: str) -> argparse._ArgumentGr
 # under which it was given, for error sentences.
 
 VLLM_API_KEY = "VLLM_API_KEY"
+
+
+EMPTY = {"root_path", "api_keys"}
+"""What may be an empty text on the command line, or is refused in a sentence of its own. Elsewhere it is most often a variable that
+the shell does not have, and a server without --api-key-file, say, would be open."""
 
 
 class SourcedValue(NamedTuple):

@@ -33,3 +33,9 @@ def test_an_error_names_the_path_that_the_client_sent(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="link has no adapter_config.json") as refused:
         asyncio.run(served.load("a", str(tmp_path / "link")))
     assert refused.value.param == "lora_path" and "kept" not in refused.value.message
+
+
+def test_without_a_folder_for_adapters_the_error_names_the_option(tmp_path: Path) -> None:
+    served = ServedAdapters(ServerSettings(), ("toy",), True, {})
+    with pytest.raises(InvalidRequest, match="start the server with --lora-root FOLDER"):
+        asyncio.run(served.load("a", str(tmp_path)))

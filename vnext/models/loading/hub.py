@@ -41,13 +41,28 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
     when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for its head. Without `with_weights` the
     hub's files of weights are not downloaded. Raises ModelError.
     """
+    if (local := found_here(model, revision, named)) is not None:
+        return local
+    if named is not None and _has_name(model, named):
+        return fetch(model, named)
+    repository, _, wanted = model.partition(":")
+    return download(repository, revision, with_weights, wanted)
+
+
+def _has_name(model: str, named: Path | None) -> bool:
+    return named is not None and (model in MODELS or is_requirement(model) or here(model, named) is not None)
+
+
+def found_here(model: str, revision: str = "", named: Path | None = None) -> Path | None:
+    """The folder or GGUF file that `model` is, None for a name, whose model may have to be fetched; arguments as of `resolve`.
+    Raises ModelError for what can be neither."""
     try:
         local = Path(model).expanduser()
         is_here = bool(model) and (local.is_dir() or is_gguf(local))
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
         raise ModelError(f"{model!r} cannot be opened ({reason(error)}); give an existing folder or a hub id") from error
-    has_name = named is not None and (model in MODELS or is_requirement(model) or here(model, named) is not None)
+    has_name = _has_name(model, named)
     if revision and (is_here or has_name):
         where = "on this machine" if is_here else "no model of the hub"
         raise ModelError(f"{model!r} is {where} and has no revision {revision!r}; leave --revision out")
@@ -58,18 +73,18 @@ def resolve(model: str, revision: str = "", with_weights: bool = True, named: Pa
         return local
     if is_file:
         raise ModelError(f"{model!r} is a file; give a GGUF file, or the folder that holds config.json and the safetensors files")
-    if named is not None and has_name:
-        return fetch(model, named)
+    if has_name:
+        return None
     if "://" in model:
         raise ModelError(f"{model!r} is a URL; download the file and give its path, or give a hub id such as owner/name")
     if local.suffix.lower() == SUFFIX and ":" not in model:
         raise ModelError(f"there is no file {model!r}; give an existing GGUF file, a folder or a hub id such as owner/name")
-    repository, _, wanted = model.partition(":")
+    repository = model.partition(":")[0]
     if not model or model[0] in "./~" or model[-1] == "/" or repository.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
     if meant := close_to(repository.lower(), MODELS) if named is not None else "":
         raise ModelError(f"there is no folder and no model {model!r}: did you mean {meant}?")
-    return download(repository, revision, with_weights, wanted)
+    return None
 
 
 def _require_readable(local: Path) -> None:

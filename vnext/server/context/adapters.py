@@ -80,6 +80,8 @@ class ServedAdapters:
         if not self._is_enabled:
             raise InvalidRequest("This server serves no adapters: start it with --enable-lora.", "lora_name")
         folder = folder_of(path)
+        if folder not in self._allowed and self._root is None:
+            raise InvalidRequest("lora_path was not named at the start: start the server with --lora-root FOLDER.", "lora_path")
         if folder not in self._allowed and not self._is_under_root(folder):
             raise InvalidRequest("lora_path is outside of the folder that --lora-root allows: put the adapter there.", "lora_path")
         async with self._changing:
