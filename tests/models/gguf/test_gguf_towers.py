@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,14 @@ from vnext.runtime.protocol.settings import EngineSettings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "families" / "towers"))
 
-from seeing_cases import CASES, IMAGE, TEXT as SEEING_TEXT, save_seeing  # noqa: E402  (need the path above)
+from hearing_cases import MARK, WORDS, save_hearing  # noqa: E402  (need the path above)
+from seeing_cases import CASES, GRIDS, IMAGE, TEXT as SEEING_TEXT, save_seeing  # noqa: E402
 from tower_cases import SPELLED, TEXT, save_reader  # noqa: E402
 
 PICTURES = [np.random.default_rng(3).integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((40, 61), (32, 32))]
+SOUNDS = [(np.random.default_rng(5).normal(0, 0.1, size).astype(np.float32), 16_000) for size in (9_999, 16_000)]
 LANGUAGE = ("language_model.model.", "model.language_model.", "model.text_model.")
-TOWERS = ("vision", "visual.", "projector", "connector")
+TOWERS = ("vision", "visual.", "projector", "connector", "audio_tower")
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 
 
@@ -72,9 +75,11 @@ KINDS = {
     "qwen3": Kind("qwen3vl_merger", "Qwen3VLForConditionalGeneration", words_of("deep"), {"spatial_merge_size": 2, **QWEN}, QWEN_MARK, "deep"),
 }  # fmt: skip
 KINDS |= {
+    "qwen2_audio": Kind("qwen2a", "Qwen2ForCausalLM", WORDS, {}, MARK, "hearing"),
     "qwen3_experts": KINDS["qwen3"]._replace(texts="Qwen3VLMoeForConditionalGeneration", case="experts"),
     "qwen3.5": KINDS["qwen3"]._replace(texts="Qwen3_5ForCausalLM", case="nets"),
 }
+SAVED = {"": save_reader, "hearing": save_hearing}
 CHANGED = {
     "whole": {"text": {"layer_types": ["sliding_attention"] * 2}}, "grid": {"vision": {"tokens_per_second": 2}},
     "experts": {"text": {"mlp_only_layers": []}},
@@ -93,9 +98,11 @@ def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple
     """A random checkpoint, and the folder of the two files that llama.cpp's converter makes of it. `changes`: members of the tower's;
     `without`: a tensor that it lacks."""
     own = KINDS[kind]
-    save_seeing(folder / "checkpoint", own.case) if own.case else save_reader(folder / "checkpoint")
+    SAVED.get(own.case, partial(save_seeing, kind=own.case))(folder / "checkpoint")
     config = json.loads((folder / "checkpoint" / "config.json").read_text())
     tensors = load_file(folder / "checkpoint" / "model.safetensors")
+    tensors |= {name: numbers.astype(np.float16).astype(np.float32) for name, numbers in tensors.items() if ".conv" in name}
+    save_file(tensors, folder / "checkpoint" / "model.safetensors", {"format": "pt"})
     texts, towers = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name, numbers in tensors.items():
         root = next((root for root in LANGUAGE if name.startswith(root)), "")
@@ -109,11 +116,17 @@ def written(folder: Path, kind: str, without: str = "", **changes: Any) -> tuple
     for word, token in own.words.items():
         tokens[token] = word
     convert(folder / "texts", folder / "files" / "model-f32.gguf", BYTE_LEVEL | {"tokenizer.ggml.tokens": tokens})
-    found = qwen_tower_of(towers, config["vision_config"]) if "qwen" in kind else tower_of(towers, config["vision_config"], kind == "pixtral")
+    if own.case == "hearing":
+        found = hearing_tower_of(towers)
+    elif own.case in GRIDS:
+        found = qwen_tower_of(towers, config["vision_config"])
+    else:
+        found = tower_of(towers, config["vision_config"], kind == "pixtral")
     if kind == "pixtral":
         found["v.token_embd.img_break"] = texts["model.embed_tokens.weight"][own.words["[IMG_BREAK]"]], "F32"
     found.pop(without, None)
-    write(folder / "files" / "mmproj-f32.gguf", members_of(config, own) | changes, found)
+    members = hearing_members_of(config) if own.case == "hearing" else members_of(config, own)
+    write(folder / "files" / "mmproj-f32.gguf", members | changes, found)
     return folder / "checkpoint", folder / "files"
 
 
@@ -129,6 +142,29 @@ def members_of(config: dict[str, Any], own: Kind) -> dict[str, Any]:
     common = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True, "clip.projector_type": own.projector}
     common |= {"clip.use_silu": True} if vision.get("hidden_act") == "silu" else {}
     return common | {f"clip.vision.{name}": value for name, value in found.items()}
+
+
+def hearing_members_of(config: dict[str, Any]) -> dict[str, Any]:
+    audio = config["audio_config"]
+    found = {
+        "num_mel_bins": audio["num_mel_bins"], "embedding_length": audio["d_model"], "feed_forward_length": audio["encoder_ffn_dim"],
+        "block_count": audio["encoder_layers"], "attention.head_count": audio["encoder_attention_heads"],
+        "attention.layer_norm_epsilon": 1e-5, "projection_dim": config["text_config"]["hidden_size"],
+    }  # fmt: skip
+    common = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_audio_encoder": True, "clip.projector_type": "qwen2a"}
+    return common | {f"clip.audio.{name}": value for name, value in found.items()}
+
+
+def hearing_tower_of(tensors: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, str]]:
+    """By llama.cpp's names; biases of convolutions are columns, their weights of 16 bits."""
+    names, found = name_map("clip", 4), dict[str, tuple[np.ndarray, str]]()
+    for name, numbers in tensors.items():
+        own = name.removeprefix("model.").replace("multi_modal_projector", "audio.multi_modal_projector")
+        place = names.get_name(own, (".weight", ".bias"))
+        assert place is not None, own
+        is_bias = "conv" in own and numbers.ndim == 1
+        found[place] = numbers[:, None] if is_bias else numbers, "F16" if "conv" in own and not is_bias else "F32"
+    return found
 
 
 def qwen_tower_of(tensors: dict[str, np.ndarray], vision: dict[str, Any]) -> dict[str, tuple[np.ndarray, str]]:
@@ -170,9 +206,9 @@ def tower_of(tensors: dict[str, np.ndarray], vision: dict[str, Any], turns: bool
 
 
 def answered(model: Path, tokenizer: Path, kind: str) -> list[tuple[list[int], list[float]]]:
-    mark = KINDS[kind].mark
-    prompts = [{"prompt": f"<bos> d3 {mark} e4", "multi_modal_data": {"image": [picture]}} for picture in PICTURES]
-    prompts.append({"prompt": f"<bos> {mark} g6 {mark}", "multi_modal_data": {"image": PICTURES}})
+    mark, (name, inputs) = KINDS[kind].mark, ("audio", SOUNDS) if KINDS[kind].case == "hearing" else ("image", PICTURES)
+    prompts = [{"prompt": f"<bos> d3 {mark} e4", "multi_modal_data": {name: [each]}} for each in inputs]
+    prompts.append({"prompt": f"<bos> {mark} g6 {mark}", "multi_modal_data": {name: inputs}})
     with engines_here(), LLM(str(model), tokenizer=str(tokenizer), dtype="float32", threads=1, executor="inproc", log="off") as llm:
         outputs = [each.outputs[0] for each in llm.generate([*prompts, "<bos> d3 e4"], GREEDY, use_tqdm=False)]
     return [(list(each.token_ids), [row[token].logprob for row, token in zip(each.logprobs, each.token_ids)]) for each in outputs]
@@ -189,11 +225,12 @@ def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path) -> None:
     model = gguf_in(files)
     assert model == files / "model-f32.gguf"
     made = gguf_folder(model, tmp_path / "folders")
-    one, other = load_config(made).tower, load_config(checkpoint).tower
-    near = {name: pytest.approx(getattr(other, name)) for name in ("eps", "merger_eps")}
+    one, other = (each.tower or each.sound for each in map(load_config, (made, checkpoint)))
+    near = {name: pytest.approx(getattr(other, name)) for name in ("eps", "merger_eps") if hasattr(other, name)}
     assert one == msgspec.structs.replace(other, **near) and unread_gguf(made) == []
     (files / "mmproj-f32.gguf").unlink()
-    assert load_config(gguf_folder(model, tmp_path / "folders")).tower is None
+    bare = load_config(gguf_folder(model, tmp_path / "folders"))
+    assert bare.tower is None and bare.sound is None
 
 
 @pytest.mark.parametrize("kind", ("qwen2.5", "qwen3"))
@@ -235,6 +272,10 @@ def test_frames_of_a_patch_stand_in_order(kind: str, tmp_path: Path) -> None:
         ("qwen3", {"without": "v.position_embd.weight"}, "the file has no matrix v.position_embd.weight"),
         ("qwen3", {"without": "v.deepstack.2.fc1.weight"}, "deepstack_merger_list.1.linear_fc1.weight"),
         ("qwen3", {"clip.vision.attention.head_count": 7}, "64 numbers in 7 heads"),
+        ("qwen2_audio", {"clip.audio.block_count": 99}, "the tower's file states 99 layers and has"),
+        ("qwen2_audio", {"clip.audio.num_mel_bins": 80}, "conv1.weight"),
+        ("qwen2_audio", {"clip.audio.attention.head_count": 7}, "d_model is 64"),
+        ("qwen2_audio", {"without": "mm.a.fc.bias"}, "multi_modal_projector.linear.bias"),
     ],
 )
 def test_broken_towers_are_refused(tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str) -> None:
@@ -274,5 +315,5 @@ def test_another_models_tower_is_named_as_unread(tmp_path: Path) -> None:
         _, files = written(tmp_path / str(number), kind, **changes)
         made = gguf_folder(files / "model-f32.gguf", tmp_path / "folders")
         assert load_config(made).tower is None and "v.blk.0.attn_q.weight" in unread_gguf(made)
-    with pytest.raises(ModelError, match="the file has the tower of a model that reads images: name the model's own file"):
+    with pytest.raises(ModelError, match="the file is a tower, by which a model sees or hears: name the model's own file"):
         gguf_folder(files / "mmproj-f32.gguf", tmp_path / "folders")

@@ -18,7 +18,7 @@ import msgspec
 from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import MAGIC, Header, Tensor, library_folder, name_map, read_header
-from vnext.models.gguf.towers import ARCHITECTURE as TOWER, PIXELS, is_tower, seeing
+from vnext.models.gguf.towers import ARCHITECTURE as TOWER, PIXELS, is_tower, whole_model
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
@@ -105,13 +105,13 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
 
     header, towers = read_header(files[0]), files[len(files_of(files[0])) :]
     if header.metadata.get("general.architecture") == TOWER:
-        raise ModelError("the file has the tower of a model that reads images: name the model's own file, beside which it may lie")
+        raise ModelError("the file is a tower, by which a model sees or hears: name the model's own file, beside which it may lie")
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
     generation: dict[str, object] = {"eos_token_id": vocabulary.ends()} | ({} if begin is None else {"bos_token_id": begin})
     config, form = config_of(header, _stretches(files[0], header)), dict[str, object]()
     if towers:
-        config, form = seeing(config, header, read_header(towers[0]))
+        config, form = whole_model(config, header, read_header(towers[0]))
     return {
         "config.json": config | generation,
         **({PIXELS: form} if form else {}),

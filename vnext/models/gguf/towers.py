@@ -1,4 +1,4 @@
-"""The tower of a model that reads images: GGUF has it in a file of its own beside the model's, mmproj-*.gguf.
+"""The tower of a model that reads images or sounds: GGUF has it in a file of its own beside the model's, mmproj-*.gguf.
 
 Owns what the two files together say: config.json of the whole, and preprocessor_config.json. A tower of another model, or of a kind
 that is not read, leaves a model of texts alone; a start then names the tensors that it leaves unread.
@@ -26,18 +26,19 @@ MERGER, BREAK = "mm.patch_merger.weight", "v.token_embd.img_break"
 """What makes one vector of a square of Mistral 3's; the model's own embedding of [IMG_BREAK], which a tower's file repeats."""
 PLACES, DEEP = "v.position_embd.weight", "v.deepstack.{}.{}"
 """Learned positions; what stands behind a layer of Qwen3-VL's."""
+MOMENTS = "a.position_embd.weight"
+"""Positions of a sound's states."""
 FRAMES, PER_SECOND, WINDOW = 2, 2, 112
 """What files of Qwen's towers leave out: the frames of a patch; of Qwen2.5-VL's the places of a second, and the pixels along each
 side of what its layers see."""
 Json = dict[str, object]
-SIGLIP: Json = {"model_type": "siglip_vision_model"}
+SIGLIP = "siglip_vision_model"
 
 
 class Said(NamedTuple):
-    """What a tower's file says besides what all do, for the whole config.json, its vision_config, and preprocessor_config.json."""
+    """What a tower's file says: of config.json all that is not the text's, and preprocessor_config.json."""
 
     whole: Json
-    vision: Json
     form: Json
 
 
@@ -51,32 +52,43 @@ def tower_beside(file: Path) -> Path | None:
     return next((each for each in found if each.name != file.name), None)
 
 
-def seeing(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
+def whole_model(text: Json, model: Header, tower: Header) -> tuple[Json, Json]:
     """config.json and preprocessor_config.json of a model with the configuration `text` and of its tower; `text` and {} for a tower
     that is not its. Raises ModelError for one that is broken."""
     members = Members(tower, {})
     kind = tower.metadata.get("clip.projector_type", members.text("vision.projector_type"))
     own = PROJECTORS.get(f"{model.metadata.get('general.architecture')} {kind}")
-    if members.architecture != ARCHITECTURE or own is None or members.number("vision.projection_dim") != text["hidden_size"]:
+    if members.architecture != ARCHITECTURE or own is None:
+        return text, {}
+    if members.number("audio.projection_dim" if own is _qwen2_audio else "vision.projection_dim") != text["hidden_size"]:
         return text, {}
     if own is _pixtral and MERGER not in members.tensors:  # Pixtral 12B, of which no square becomes one vector
         return text, {}
-    if (layers := members.whole("vision.block_count")) > len(tower.tensors):
-        raise ModelError(f"the tower's file states {layers} layers and has {len(tower.tensors)} tensors; download it again")
-    usual: Json = {
+    whole, form = own(members, model)
+    inner = {"sliding_window": None} | {name: value for name, value in text.items() if name != "architectures"}
+    return {"text_config": inner, **{name: text[name] for name in ("dtype", "tie_word_embeddings")}, **whole}, _pixels(tower) | form
+
+
+def _layers(members: Members, kind: str) -> int:
+    """How many a tower has. Raises ModelError where there cannot be so many."""
+    if (found := members.whole(f"{kind}.block_count")) > len(members.tensors):
+        raise ModelError(f"the tower's file states {found} layers and has {len(members.tensors)} tensors; download it again")
+    return found
+
+
+def _vision(members: Members, **own: object) -> Json:
+    """vision_config by what all files say, and by what else one does."""
+    found: Json = {
         "image_size": members.number("vision.image_size"),
         "patch_size": members.number("vision.patch_size"),
         "hidden_size": members.number("vision.embedding_length"),
         "intermediate_size": members.number("vision.feed_forward_length"),
-        "num_hidden_layers": layers,
+        "num_hidden_layers": _layers(members, "vision"),
         "num_attention_heads": members.number("vision.attention.head_count"),
         "layer_norm_eps": members.number("vision.attention.layer_norm_epsilon"),
         **({"hidden_act": "silu"} if members.flag("use_silu") else {}),
     }
-    whole, vision, form = own(members, model)
-    inner = {"sliding_window": None} | {name: value for name, value in text.items() if name != "architectures"}
-    parts = {"text_config": inner, "vision_config": usual | vision}
-    return parts | {name: text[name] for name in ("dtype", "tie_word_embeddings")} | whole, _pixels(tower) | form
+    return {"vision_config": found | own}
 
 
 def _gemma3(members: Members, model: Header) -> Said:
@@ -87,7 +99,7 @@ def _gemma3(members: Members, model: Header) -> Said:
         "image_token_index": _word(model, "<image_soft_token>"),
         "mm_tokens_per_image": (grid // (merged or 1)) ** 2,
     }
-    return Said(whole, SIGLIP, {"size": {"height": side, "width": side}})
+    return Said(whole | _vision(members, model_type=SIGLIP), {"size": {"height": side, "width": side}})
 
 
 def _idefics3(members: Members, model: Header) -> Said:
@@ -98,7 +110,8 @@ def _idefics3(members: Members, model: Header) -> Said:
         "scale_factor": members.number("vision.projector.scale_factor", 2),
     }
     longest = members.number("vision.preproc_image_size", 4 * side)
-    return Said(whole, SIGLIP, {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}})
+    sizes: Json = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
+    return Said(whole | _vision(members, model_type=SIGLIP), sizes)
 
 
 def _pixtral(members: Members, model: Header) -> Said:
@@ -109,7 +122,7 @@ def _pixtral(members: Members, model: Header) -> Said:
         "image_token_index": _word(model, "[IMG]"),
         "spatial_merge_size": members.number("vision.spatial_merge_size"),
     }
-    return Said(whole, {"model_type": "pixtral"}, {"size": {"longest_edge": side}, "patch_size": patch})
+    return Said(whole | _vision(members, model_type="pixtral"), {"size": {"longest_edge": side}, "patch_size": patch})
 
 
 def _qwen2_5(members: Members, model: Header) -> Said:
@@ -117,7 +130,7 @@ def _qwen2_5(members: Members, model: Header) -> Said:
     every = members.whole("vision.n_wa_pattern") or 1
     vision: Json = {
         "hidden_act": "silu" if members.flag("use_silu") else "gelu",
-        "fullatt_block_indexes": list(range(every - 1, members.whole("vision.block_count"), every)),
+        "fullatt_block_indexes": list(range(every - 1, _layers(members, "vision"), every)),
         "window_size": members.number("vision.window_size", WINDOW),
         "tokens_per_second": PER_SECOND,
     }
@@ -128,7 +141,7 @@ def _qwen3(architecture: str) -> Callable[[Members, Header], Said]:
     """Qwen3-VL, or Qwen 3.5, whose tower leaves the states of its last layer alone."""
 
     def both(members: Members, model: Header) -> Said:
-        layers = range(members.whole("vision.block_count"))
+        layers = range(_layers(members, "vision"))
         vision: Json = {
             "hidden_act": "gelu_pytorch_tanh",
             "num_position_embeddings": members.shape(PLACES)[0],
@@ -144,7 +157,7 @@ def _grid(members: Members, model: Header, architecture: str, vision: Json, usua
     not say them."""
     merged = members.number("vision.spatial_merge_size", 2)
     own: Json = {
-        "depth": members.number("vision.block_count"),
+        "depth": _layers(members, "vision"),
         "num_heads": members.number("vision.attention.head_count"),
         "spatial_merge_size": merged,
         "temporal_patch_size": FRAMES,
@@ -153,7 +166,21 @@ def _grid(members: Members, model: Header, architecture: str, vision: Json, usua
     least, most = (members.number(f"vision.image_{bound}_pixels", each) for bound, each in zip(("min", "max"), usual))
     size = {"shortest_edge": least, "longest_edge": most}
     form: Json = {"size": size, "patch_size": members.number("vision.patch_size"), "merge_size": merged}
-    return Said({"architectures": [architecture]} | tokens, own | vision, form)
+    return Said({"architectures": [architecture]} | tokens | _vision(members, **own, **vision), form)
+
+
+def _qwen2_audio(members: Members, model: Header) -> Said:
+    audio: Json = {
+        "num_mel_bins": members.number("audio.num_mel_bins"),
+        "d_model": members.number("audio.embedding_length"),
+        "encoder_ffn_dim": members.number("audio.feed_forward_length"),
+        "encoder_layers": _layers(members, "audio"),
+        "encoder_attention_heads": members.number("audio.attention.head_count"),
+        "max_source_positions": members.shape(MOMENTS)[0],
+    }
+    whole: Json = {"audio_token_index": _word(model, "<|AUDIO|>"), "audio_config": audio}
+    form: Json = {"feature_size": audio["num_mel_bins"]}
+    return Said({"architectures": ["Qwen2AudioForConditionalGeneration"]} | whole, form)
 
 
 PROJECTORS: Mapping[str, Callable[[Members, Header], Said]] = MappingProxyType(
@@ -166,6 +193,7 @@ PROJECTORS: Mapping[str, Callable[[Members, Header], Said]] = MappingProxyType(
         "qwen3vlmoe qwen3vl_merger": _qwen3("Qwen3VLMoeForConditionalGeneration"),
         "qwen35 qwen3vl_merger": _qwen3("Qwen3_5ForConditionalGeneration"),
         "qwen35moe qwen3vl_merger": _qwen3("Qwen3_5MoeForConditionalGeneration"),
+        "qwen2 qwen2a": _qwen2_audio,
     }
 )
 """By llama.cpp's names of the model's architecture and of what makes its vectors."""
@@ -175,7 +203,7 @@ def _word(model: Header, word: str) -> int:
     """The token of a special word. Raises ModelError."""
     tokens = model.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or word not in tokens:
-        raise ModelError(f"the model's vocabulary has no {word!r}, which stands for images beside its tower; move the tower away")
+        raise ModelError(f"the model's vocabulary has no {word!r}, in whose place its tower's vectors stand; move the tower away")
     return tokens.index(word)
 
 

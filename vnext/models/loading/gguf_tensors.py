@@ -194,10 +194,10 @@ def _parts(folder: Path, _states: tuple[tuple[int, ...], ...]) -> list[_Part]:
     config, opened = load_config(folder), _opened(folder)
     names = Names(opened.architecture, opened.names, config.layer_count)
     found = [_part(names, config, family(config.architecture).assemble, opened)]
-    if opened.tower_names and config.tower:
+    if opened.tower_names and (config.tower or config.sound):
         tower = tower_parts(config.architecture)
         own = tower.config(config)
-        table = {**opened.tower_names, **_deep(config.tower.deep_layers)}
+        table = {**opened.tower_names, **_deep(config.tower.deep_layers if config.tower else ())}
         found.append(_part(Names(TOWER, table, own.layer_count), own, tower.assemble, opened))
     return found
 
@@ -264,7 +264,7 @@ def _found(name: str, part: _Part, stored: Mapping[str, Stored]) -> Quantised | 
     shape, is_blocks = tensor.shape, tensor.type in GGUF_BLOCKS
     form = form_of(place, shape[0], names, config)
     dtype = tensor.type if tensor.type in DTYPES else "F32"
-    if len(shape) == 3:  # heads one below the other
+    if len(shape) == 3 and names.architecture != TOWER:  # heads one below the other
         shape = (shape[0] * shape[1], shape[2])
     elif len(shape) != len(wanted := whole_shape(layout_of(name, weight_axes(config)), config)) and prod(shape) == prod(wanted):
         shape = wanted

@@ -19,6 +19,8 @@ from vnext.models.layers.tower import SoundTowerParams, own_config
 __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "tower_config"]
 
 TOWERS = ("audio_tower.", "model.audio_tower.")
+PLAIN, FILED = "model.", "audio.multi_modal_projector."
+"""In the place of ROOTS and of PROJECTORS where a GGUF file has the tensors."""
 ENCODER = usual(
     num_mel_bins=128, encoder_layers=32, encoder_attention_heads=20, encoder_ffn_dim=5120, d_model=1280, activation_function="gelu"
 )
@@ -47,10 +49,10 @@ def tower_config(config: ModelConfig) -> ModelConfig:
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    names = Names(root=present(source, ROOTS, "norm.weight"), head=present(source, HEADS))
+    names = Names(root=present(source, (*ROOTS, PLAIN), "norm.weight"), head=present(source, HEADS))
     return assemble_decoder(source, config, llama_parts(source, qkv_bias=True), names)
 
 
 def assemble_tower(source: Source, config: ModelConfig) -> SoundTowerParams:
     found = whisper.assemble_sound(source, config, present(source, TOWERS, "conv1.weight"))
-    return found._replace(projection=linear(source, present(source, PROJECTORS, "linear.weight"), "linear", bias=True))
+    return found._replace(projection=linear(source, present(source, (*PROJECTORS, FILED), "linear.weight"), "linear", bias=True))
