@@ -6,6 +6,7 @@ Owns the memory of all packed weights of this process. Knows the kernels' limits
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 HEAD_DIM_MAX = 640
+FORMS_KEPT = 256
 native.agree_on({"HEAD_MAX": HEAD_DIM_MAX})
 HOST_TYPES = ("float32", "bfloat16")
 """The dtypes of activations and weights that the kernels take."""
@@ -96,6 +98,7 @@ def packed_ranges(
     return Packed(found, (found.outputs, found.inputs))
 
 
+@lru_cache(maxsize=FORMS_KEPT)  # the layers of a model are alike
 def codes_bytes(forms: tuple[CodesForm, ...], gate: str, shards: int) -> int:
     """The size of the buffer that `packed_codes` makes of parts of these forms; 0 where the kernels have no order for them."""
     try:

@@ -27,7 +27,7 @@ from vnext.models.gguf.folder import linked_files, outline
 from vnext.models.gguf.header import Tensor, sizes
 from vnext.models.gguf.members import BY_LENGTH, STRETCHES
 from vnext.models.gguf.towers import ARCHITECTURE as TOWER, BREAK, DEEP
-from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
+from vnext.models.layers.sharding import LayoutTable, layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family, tower_parts
@@ -69,6 +69,8 @@ EXPERT = re.compile(r"(.*\.(?:experts|altup(?:_unembed)?_projections))\.(\d+)\.(
 FLOAT_BYTES = 4
 FOLDERS_KEPT = 8
 Stored = tuple[Path, mmap.mmap, Tensor]
+Whereabouts = tuple[str, int | None]
+"""The file's name of a tensor, and the expert whose part of it one is, None for a whole one."""
 
 
 class Quantised(NamedTuple):
@@ -132,14 +134,16 @@ class Quantised(NamedTuple):
 
 def gguf_tensors(folder: Path) -> dict[str, Quantised]:
     """The tensors that the family of the model in folder `folder` reads, by name. Raises ModelError."""
-    stored = _opened(folder).stored
-    found = {name: _found(name, part, stored) for part in _parts(folder, _state(folder)) for name in part.wanted}
+    stored, found = _opened(folder).stored, dict[str, Quantised | None]()
+    for part in _parts(folder, _state(folder)):
+        axes = weight_axes(part.config)
+        found |= {name: _found(name, part, axes, stored) for name in part.wanted}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
-    read = {place_of(name, part.names)[0] for part in _parts(folder, _state(folder)) for name in part.wanted}
+    read = {place for part in _parts(folder, _state(folder)) for place, _ in part.wanted.values()}
     return sorted(_opened(folder).stored.keys() - read - {STRETCHES, BREAK, SECOND, *BY_LENGTH.values()})
 
 
@@ -177,11 +181,11 @@ class Names(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A decoder or its tower: the file's names, its configuration, and the tensors that its family asks for."""
+    """A decoder or its tower: the file's names, its configuration, and the tensors that its family asks for, with their places."""
 
     names: Names
     config: ModelConfig
-    wanted: list[str]
+    wanted: Mapping[str, Whereabouts]
 
 
 def _state(folder: Path) -> tuple[tuple[int, ...], ...]:
@@ -211,7 +215,8 @@ def _deep(layers: Sequence[int]) -> dict[str, str]:
 def _part(names: Names, config: ModelConfig, assemble: Callable[..., object], opened: _Opened) -> _Part:
     recording = Recording(lambda name: place_of(name, names)[0] in opened.stored)
     assemble(recording, config)
-    return _Part(names, config, sorted(recording.read - (recording.heads if config.tie_embeddings else set())))
+    wanted = sorted(recording.read - (recording.heads if config.tie_embeddings else set()))
+    return _Part(names, config, {name: place_of(name, names) for name in wanted})
 
 
 def _opened(folder: Path) -> _Opened:
@@ -238,7 +243,7 @@ def _slopes(file: Path, slopes: Mapping[str, Sequence[float]]) -> dict[str, Stor
     return found
 
 
-def place_of(name: str, names: Names) -> tuple[str, int | None]:
+def place_of(name: str, names: Names) -> Whereabouts:
     """The file's name of a tensor, and the expert whose part of it this is."""
     if (slope := name.rpartition(".mlp.act_fn."))[1] and (layer := LAYER.search(slope[0] + ".")):
         return f"blk.{layer[0]}.{slope[2]}", None
@@ -246,9 +251,9 @@ def place_of(name: str, names: Names) -> tuple[str, int | None]:
     return (names.of(f"{match[1]}.{match[3]}"), int(match[2])) if match else (names.of(name), None)
 
 
-def _found(name: str, part: _Part, stored: Mapping[str, Stored]) -> Quantised | None:
-    names, config, _ = part
-    place, expert = place_of(name, names)
+def _found(name: str, part: _Part, axes: LayoutTable, stored: Mapping[str, Stored]) -> Quantised | None:
+    names, config, wanted = part
+    place, expert = wanted[name]
     if place not in stored:
         return None
     file, mapping, tensor = stored[place]
@@ -266,8 +271,8 @@ def _found(name: str, part: _Part, stored: Mapping[str, Stored]) -> Quantised | 
     dtype = tensor.type if tensor.type in DTYPES else "F32"
     if len(shape) == 3 and names.architecture != TOWER:  # heads one below the other
         shape = (shape[0] * shape[1], shape[2])
-    elif len(shape) != len(wanted := whole_shape(layout_of(name, weight_axes(config)), config)) and prod(shape) == prod(wanted):
-        shape = wanted
+    elif len(shape) != len(usual := whole_shape(layout_of(name, axes), config)) and prod(shape) == prod(usual):
+        shape = usual
     if is_blocks and len(shape) == 2 and (form.columns is None or shape[1] // len(form.columns) % _block(tensor.type) == 0):
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
     found = Quantised(file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, *form)
