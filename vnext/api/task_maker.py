@@ -27,7 +27,8 @@ from vnext.api.program_input import (
     as_adapters,
     as_params,
 )
-from vnext.runtime.protocol.lora_request import AdapterChoice, KnownAdapters
+from vnext.runtime.protocol.adapter_files import KnownAdapters
+from vnext.runtime.protocol.lora_request import AdapterChoice
 from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,

@@ -30,8 +30,8 @@ from vnext.runtime.processes.launch import StartFailed, StartRefused, find_model
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.replicas import RunningEngines, start_engines
 from vnext.runtime.processes.subprocesses import ChildDied
+from vnext.runtime.protocol.adapter_files import adapter_files, module_of
 from vnext.runtime.protocol.log_lines import begin
-from vnext.runtime.protocol.lora_request import adapter_files, module_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import reads_generation_config
 from vnext.server.console import say_who_comes_in, write_error, write_line

@@ -18,11 +18,9 @@ from vnext.gateway.settings import PolicyName
 from vnext.kernels.format import QUANTIZATION_HELP
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.console import KEY_VARIABLE
-from vnext.server.settings import ServerSettings
+from vnext.server.settings import API_KEY_VARIABLE as API_KEY_VARIABLE, ServerSettings
 
 PREFIX = "VNEXT_"
-API_KEY_VARIABLE = KEY_VARIABLE
 ENGINE_HELP = {
     "models_dir": "folder of models by name, which `vnext pull` fills (default: vnext/models in $XDG_DATA_HOME or ~/.local/share)",
     "revision": "branch, tag or commit of a model on the hub (default: its head)",

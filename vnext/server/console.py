@@ -16,12 +16,11 @@ from contextlib import contextmanager
 
 from vnext.base.exits import FAILED
 from vnext.runtime.protocol.log_lines import STDERR, STDOUT, line
-from vnext.server.settings import ServerSettings
+from vnext.server.settings import API_KEY_VARIABLE, ServerSettings
 from vnext.server.tls import is_loopback
 
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Errors of an output that takes no more."""
-KEY_VARIABLE = "VNEXT_API_KEY"
 EXAMPLE_WORDS = "What is Python?"
 
 
@@ -65,7 +64,7 @@ def _discard(handle: int) -> None:
 
 def curl_line(url: str, *, chat: bool, has_key: bool) -> str:
     """A command for the reader's shell. It names the key's variable and never shows the key."""
-    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_key else ""
     asked = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
     path = "chat/completions" if chat else "completions"
     body = json.dumps(asked | {"max_tokens": 60, "temperature": 0})

@@ -13,6 +13,7 @@ from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.sampling_params import SamplingDefaults
 from vnext.runtime.protocol.settings import NO_ROLES, LogFormat, Role, Roles
 
+API_KEY_VARIABLE = "VNEXT_API_KEY"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 

@@ -49,3 +49,10 @@ def test_the_processes_of_a_server_load_what_they_need(tmp_path: Path) -> None:
 def test_a_program_needs_no_numpy() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr
+
+
+def test_a_program_starts_its_engine_before_it_imports_what_reads_models() -> None:
+    later = {"ctypes", "socket", "zmq", "tokenizers", "vnext.models", "vnext.runtime.protocol.messages", "vnext.text.tokenizer"}
+    program = f"import sys; from vnext import LLM, SamplingParams; print(*sorted({later} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr

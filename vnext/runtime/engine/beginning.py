@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +25,6 @@ from vnext.runtime.processes.standby import STANDBY
 from vnext.runtime.processes.subprocesses import (
     PARENT_DIED_EXIT_CODE,
     Child,
-    Process,
     enter_child,
     name_process,
     receive_config,
@@ -34,6 +34,9 @@ from vnext.runtime.protocol import messages, reasons
 from vnext.runtime.protocol.settings import CoreSettings
 from vnext.runtime.transport.ring import broadcast, results, writer
 from vnext.state import digest, reduce
+
+if TYPE_CHECKING:
+    from vnext.runtime.processes.subprocesses import Process
 
 SHARED = broadcast, digest, fed, messages, reasons, reduce, results, snapshot, tickets, wire, writer
 """What else ranks and engine cores both import, with all that it needs."""

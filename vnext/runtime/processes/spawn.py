@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from vnext.runtime.processes.forked import Forked
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
+
+if TYPE_CHECKING:
+    from vnext.runtime.processes.forked import Forked
 
 KILLED_TIMEOUT_S = 10.0
 

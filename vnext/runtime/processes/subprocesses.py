@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vnext.runtime.processes.forked import Forked
 from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.spawn import KILLED_TIMEOUT_S, ignore_interrupts, spawn
@@ -37,7 +37,10 @@ _STDERR_END_TIMEOUT_S = 1.0
 _STDIN = 0
 
 
-Process = subprocess.Popen[bytes] | Forked
+if TYPE_CHECKING:
+    from vnext.runtime.processes.forked import Forked
+
+    Process = subprocess.Popen[bytes] | Forked
 
 
 class RankStartFailed(Exception):

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from vnext.base.spelling import reason
-from vnext.runtime.protocol.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
+from vnext.runtime.protocol.adapter_files import FILE_NAMES, LinearLayers, adapter_files, module_of
+from vnext.runtime.protocol.lora_request import LoRARequest
 from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.runtime.protocol.sampling_params import InvalidRequest
