@@ -102,7 +102,7 @@ def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
 
 def _with_media(prompt: Mapping[str, Any]) -> WithImages:
     text, data = prompt.get("prompt"), prompt["multi_modal_data"]
-    known = isinstance(data, Mapping) and data.keys() and (data.keys() <= {"image", "video"} or data.keys() == {"audio"})
+    known = isinstance(data, Mapping) and data.keys() and data.keys() <= MARKS.keys()
     if not isinstance(text, str) or len(prompt) != 2 or not known:
         remedy = 'is {"prompt": a text, "multi_modal_data": {"image": ...}}, or has "video" or "audio" there'
         raise InvalidRequest(f"A prompt with multi_modal_data {remedy}.", "prompt")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vnext.state.events import pack_tokens, unpack_tokens
-from vnext.state.store.inputs import DIGEST_SIZE, has_inputs, inputs_in, with_inputs, with_rows
+from vnext.state.store.inputs import DIGEST_SIZE, has_inputs, inputs_in, rows_of, with_inputs, with_rows
 
 KEY_SIZE_BYTES = 16
 SECRET_SIZE_BYTES = 16
@@ -57,16 +57,16 @@ def block_label(key: bytes, name: bytes) -> bytes:
 
 def around_inputs(key: bytes, base: int, tokens: bytes, replace: Callable[[bytes], bytes]) -> bytes:
     """What `replace` makes of a history (int32 bytes), which gets tokens of [0, base) only; inputs become inputs with digests under
-    the key, equal exactly for equal ones, and lie in one row."""
+    the key, equal exactly for equal ones, and lie in one row, or in none as before."""
     if not has_inputs(tokens):
         return replace(tokens)
     read = unpack_tokens(tokens)
     shaped = unpack_tokens(replace(pack_tokens(np.where(read < 0, ~read % base, read))))
-    labelled = [
-        each._replace(digest=with_rows(hashlib.blake2b(b"input" + each.digest, key=key, digest_size=DIGEST_SIZE).digest(), 1))
-        for each in inputs_in(read)
-    ]
-    return pack_tokens(with_inputs(shaped, labelled))
+
+    def labelled(digest: bytes) -> bytes:
+        return with_rows(hashlib.blake2b(b"input" + digest, key=key, digest_size=DIGEST_SIZE).digest(), min(rows_of(digest), 1))
+
+    return pack_tokens(with_inputs(shaped, [each._replace(digest=labelled(each.digest)) for each in inputs_in(read)]))
 
 
 def name_key_file(log_folder: str) -> str:

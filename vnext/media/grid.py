@@ -15,6 +15,7 @@ from vnext.media.seen import Part, Seen
 from vnext.state.store.inputs import TOKENS_MIN
 
 BEGIN, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+OMNI = "<|IMAGE|>"
 LEAST, MOST = 56**2, 28**2 * 1280
 
 
@@ -36,7 +37,7 @@ class GridForm(NamedTuple):
         height, width, _ = picture.shape
         height, width = fitting_size(height, width, self.side, self.least, self.most)
         part = Part(resized(picture, height, width, self.pixels), rows=height // self.side)
-        return Seen((part,), PLACE * len(self.spelled(part)))
+        return Seen((part,), self.mark * len(self.spelled(part)))
 
     def customized(self, custom: Custom, name: str) -> GridForm:
         """The form for one request's images. Raises MediaError where it asks for more than the model's files have."""
@@ -77,3 +78,8 @@ def form_in(folder: Path, token: int, patch: int, merged: int, room: int, film_t
     if not film_token:
         return GridForm(side, least, most, (token,), pixels)
     return GridForm(side, least, most, (token, film_token), pixels, films=pairs_in(folder, side, room, per_second))
+
+
+def omni_in(folder: Path, *numbers: int) -> GridForm:
+    """The same, with the marks of Qwen2.5-Omni."""
+    return form_in(folder, *numbers)._replace(mark=OMNI, shown=f"<|vision_bos|>{OMNI}<|vision_eos|>")

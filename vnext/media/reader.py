@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMS: Mapping[str, Callable[..., OwnForm]] = MappingProxyType(
-    {"anyres": anyres.form_in, "grid": grid.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
-)
+    {
+        "anyres": anyres.form_in, "grid": grid.form_in, "omni": grid.omni_in, "rows": rows.form_in, "tiles": tiles.form_in,
+        "whole": whole.form_in,
+    }
+)  # fmt: skip
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32
 """Of one prompt, videos among them."""
+READ = MappingProxyType({"image": "images", "video": "videos", "audio": "sounds"})
+"""Kinds of inputs -> several of them."""
+Place: TypeAlias = tuple[bytes, int, int]
+"""An input's digest, how many tokens it has, and how many of them are the form's."""
 THEIRS, SOUNDS = "theirs", "sounds"
 """The names of the forms of models that transformers' processors read for, and of those that read sounds."""
 
@@ -53,12 +60,11 @@ def own_form(folder: Path, sizes: str) -> OwnForm:
 
 
 class Shown(NamedTuple):
-    """An image, a video or a sound, where ranks find it: the text that stands for it, and of each input the digest, how many tokens
-    it has, and how many of them are the form's."""
+    """An image, a video or a sound, where ranks find it: the text that stands for it, its inputs, and which of READ it is."""
 
     text: str
-    inputs: tuple[tuple[bytes, int, int], ...]
-    is_film: bool = False
+    inputs: tuple[Place, ...]
+    kind: str
 
 
 class ImageReader:
@@ -66,19 +72,22 @@ class ImageReader:
     of a conversation, by the kinds that it reads. Any thread may call it."""
 
     def __init__(self, model_path: Path, sizes: str, addresses: Iterable[str], rules: MediaRules = MediaRules()) -> None:
-        """`sizes`: the form of images or sounds, as the engine tells it; `addresses`: of the engines. Raises MediaError."""
-        name, *numbers = sizes.split()
-        self._form = SoundForm(int(numbers[0]), int(numbers[1])) if name == SOUNDS else form_of(model_path, sizes)
+        """`sizes`: the form of images, of sounds or of both, as the engine tells them; `addresses`: of the engines. Raises
+        MediaError."""
+        forms = {form.split()[0] == SOUNDS: form for form in sizes.split(", ")}
+        self._form = form_of(model_path, forms[False]) if False in forms else None
+        token, samples = map(int, forms.get(True, "sounds 0 0").split()[1:])
+        self._sounds = SoundForm(token, samples) if True in forms else None
         self._store, self._rules = MediaStore(map(folder_of, addresses)), rules
         self._films: FilmForm | None = getattr(self._form, "films", None)
-        self.shown = {"audio" if name == SOUNDS else "image": self._form.shown}
-        self.shown |= {"video": self._films.shown} if self._films else {}
-        self._shares = self._films is not None and len(self._form.tokens) == 1
+        known = {"image": self._form, "video": self._films, "audio": self._sounds}
+        self.shown = {kind: form.shown for kind, form in known.items() if form is not None}
+        self._shares = self._form is not None and self._films is not None and len(self._form.tokens) == 1
 
     @property
     def kind(self) -> str:
         """What it reads, videos aside."""
-        return SOUNDS if isinstance(self._form, SoundForm) else "images"
+        return " and ".join(READ[kind] for kind in ("image", "audio") if kind in self.shown)
 
     def bytes_at(self, address: str, name: str) -> bytes:
         """The file at an address. Blocks, for seconds where that is elsewhere. Raises MediaError."""
@@ -91,25 +100,25 @@ class ImageReader:
         form = form.customized(custom, name)
         if isinstance(video, str):
             video = self.bytes_at(video, name)
-        return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, is_film=True)
+        return self._kept(form.seen(film_of(video, name, lambda clip: form.choose(clip, name)), name), name, "video")
 
     def heard(self, sound: object, name: str, custom: Custom = NOT_CUSTOM) -> Shown:
         """A sound in any form: an address, a file's bytes, or (samples [N], their rate). Blocks. Raises MediaError."""
-        if not isinstance(form := self._form, SoundForm):
+        if (form := self._sounds) is None:
             raise self._unread("a sound", name)
         if custom != NOT_CUSTOM:
             raise MediaError(f"{name} is read in one way only: leave mm_processor_kwargs and media_io_kwargs out")
         samples, count = form.heard(self.bytes_at(sound, name) if isinstance(sound, str) else sound, name)
-        [digest] = self._store.put([file_of(samples)], name)
-        return Shown(form.mark * count, ((digest, count, count),))
+        [digest] = self._store.put([file_of(samples)], name, [(None if self._form is None else 0, None)])
+        return Shown(form.mark * count, ((digest, count, count),), "audio")
 
     def _unread(self, kind: str, name: str) -> MediaError:
-        reads = " and ".join({"image": "images", "video": "videos", "audio": "sounds"}[each] for each in self.shown)
+        reads = " and ".join(READ[each] for each in self.shown)
         return MediaError(f"{name} is {kind}, and this model reads {reads} only")
 
     def seen(self, image: object, name: str, is_alone: bool, custom: Custom = NOT_CUSTOM) -> Shown:
         """An image in any form: an address, a file's bytes, an array, or an image of Pillow. Blocks. Raises MediaError."""
-        if isinstance(form := self._form, SoundForm):
+        if (form := self._form) is None:
             raise self._unread("an image", name)
         if isinstance(image, str):
             image = self.bytes_at(image, name)
@@ -123,25 +132,27 @@ class ImageReader:
             if not isinstance(form, grid.GridForm):
                 raise MediaError(f"{name} has the size that this model reads: leave min_pixels and max_pixels out")
             form = form.customized(custom, name)
-        return self._kept(form.seen(image, name, is_alone), name)
+        return self._kept(form.seen(image, name, is_alone), name, "image")
 
-    def _kept(self, seen: Seen, name: str, is_film: bool = False) -> Shown:
-        assert not isinstance(self._form, SoundForm), "images and videos have asked"
-        digests = self._store.put([part.file for part in seen.parts], name, [(part.rows, part.step) for part in seen.parts])
+    def _kept(self, seen: Seen, name: str, kind: str) -> Shown:
+        assert self._form is not None, "images and videos have asked"
+        digests = self._store.put([part.file for part in seen.parts], name, [(part.rows or None, part.step) for part in seen.parts])
         spelled = [self._form.spelled(part) for part in seen.parts]
         counts = [int(np.isin(tokens, self._form.tokens).sum()) for tokens in spelled]
-        return Shown(seen.text, tuple(zip(digests, map(len, spelled), counts, strict=True)), is_film)
+        return Shown(seen.text, tuple(zip(digests, map(len, spelled), counts, strict=True)), kind)
 
     def written(self, text: str, images: Sequence[Shown]) -> str:
         """A prompt's text in which each mark is the text of its image, video or sound. Raises MediaError."""
-        if self._shares and len({image.is_film for image in images}) > 1:
+        texts = {kind: [image.text for image in images if image.kind == kind] for kind in READ}
+        if self._shares and texts["image"] and texts["video"]:
             raise MediaError("the prompt has images and videos, and this model reads either: leave one of the two out")
         if self._films is not None:
-            text = with_images(text, [image.text for image in images if image.is_film], self._films.mark, "videos")
-        if self._shares and any(image.is_film for image in images):
-            return text  # whose frames are images
-        texts = getattr(self._form, "numbered", list)([image.text for image in images if not image.is_film])
-        text = with_images(text, texts, self._form.mark, self.kind)
+            text = with_images(text, texts["video"], self._films.mark, "videos")
+        if self._sounds is not None:
+            text = with_images(text, texts["audio"], self._sounds.mark, SOUNDS)
+        if self._form is None or (self._shares and texts["video"]):
+            return text  # a video's frames are images
+        text = with_images(text, getattr(self._form, "numbered", list)(texts["image"]), self._form.mark, "images")
         between = getattr(self._form, "between", "")
         return text.replace(2 * between, between) if between else text
 
@@ -149,12 +160,14 @@ class ImageReader:
         """The tokens of a written prompt as the engine gets them: int32 bytes, in which inputs are. Raises MediaError where the
         tokenizer is another model's."""
         given, inputs = np.array(tokens, dtype=np.int32), list[Input]()
-        places, behind = np.flatnonzero(np.isin(given, self._form.tokens)), 0
-        has_both = self._films is not None and not self._shares
-        kinds = [[image for image in images if (image.is_film and has_both) == kind] for kind in (False, True)]
-        queues = [deque(each for image in kind for each in image.inputs) for kind in kinds]
-        film_token = self._form.tokens[-1] if has_both else None
-        while behind < len(places) and (queue := queues[int(given[places[behind]]) == film_token]):
+        kinds = dict.fromkeys(() if self._form is None else self._form.tokens, "image")
+        if self._form is not None and self._films is not None and not self._shares:
+            kinds[self._form.tokens[-1]] = "video"
+        kinds |= {} if self._sounds is None else {self._sounds.token: "audio"}
+        places, behind, queues = np.flatnonzero(np.isin(given, [*kinds])), 0, {kind: deque[Place]() for kind in READ}
+        for image in images:
+            queues[image.kind if image.kind in kinds.values() else "image"].extend(image.inputs)
+        while behind < len(places) and (queue := queues[kinds[int(given[places[behind]])]]):
             digest, length, count = queue.popleft()
             own = places[behind : behind + count]
             if len(own) < count or own[-1] - own[0] != length - 1:
@@ -162,6 +175,6 @@ class ImageReader:
             inputs.append(Input(int(own[0]), length, digest))
             behind += count
         wanted = sum(count for image in images for _, _, count in image.inputs)
-        if behind != wanted or len(places) != wanted or any(queues):
+        if behind != wanted or len(places) != wanted or any(queues.values()):
             raise MediaError(f"the tokenizer makes {len(places)} tokens of {self.kind} where the model has {wanted}")
         return with_inputs(given, inputs).tobytes()

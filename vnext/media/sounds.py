@@ -14,6 +14,7 @@ from importlib import import_module
 from io import BytesIO
 from itertools import chain
 from math import gcd
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -219,6 +220,11 @@ class SoundForm(NamedTuple):
         return samples, count
 
 
+def columns_of(samples: int) -> int:
+    """The columns of a spectrogram that a sound itself has."""
+    return -(-samples // HOP)
+
+
 def states_of(samples: int) -> int:
     """The states that a tower makes of a sound: one of each two columns, the last of which may be cut."""
     return -(-samples // (2 * HOP))
@@ -280,6 +286,15 @@ def weights_of(parts: np.ndarray, half: int, narrow: float) -> np.ndarray:
 def file_of(samples: np.ndarray) -> bytes:
     """A sound float32 [N] as it is stored."""
     return SOUND + np.ascontiguousarray(samples, dtype=np.float32).data
+
+
+def is_sound(path: Path) -> bool:
+    """Whether an input's file is a sound's; not where there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SOUND)) == SOUND
+    except OSError:
+        return False
 
 
 def samples_in(file: bytes) -> np.ndarray:

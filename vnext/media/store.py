@@ -35,10 +35,10 @@ class MediaStore:
     def __init__(self, folders: Iterable[Path], room_bytes: int = ROOM_BYTES) -> None:
         self._folders, self._room = tuple(folders), room_bytes
 
-    def put(self, files: Sequence[bytes], name: str, places: Sequence[tuple[int, int | None]] = ()) -> list[bytes]:
+    def put(self, files: Sequence[bytes], name: str, places: Sequence[tuple[int | None, int | None]] = ()) -> list[bytes]:
         """Keep the files of the image or sound `name`; returns their digests, which tell of each its (rows, step), as `digest_of`
         has them. Raises NoRoom."""
-        digests = [digest_of(file, *own) for file, own in zip(files, places or ((0, None),) * len(files), strict=True)]
+        digests = [digest_of(file, *own) for file, own in zip(files, places or ((None, None),) * len(files), strict=True)]
         named = {digest.hex(): file for digest, file in zip(digests, files, strict=True)}
         try:
             for folder in self._folders:
@@ -65,10 +65,10 @@ def kept_in(folder: Path, digest: bytes, kind: str) -> bytes:
     return file
 
 
-def digest_of(file: bytes, rows: int = 0, step: int | None = None) -> bytes:
-    """The name of a file, 15 bytes, which ends with the number of `rows` if there are any, and the `step` (store/inputs.py)."""
+def digest_of(file: bytes, rows: int | None = None, step: int | None = None) -> bytes:
+    """The name of a file, 15 bytes, which ends with the number of `rows` where that counts, and the `step` (store/inputs.py)."""
     found = blake2b(file, digest_size=DIGEST_SIZE).digest()
-    return with_rows(found, rows, step) if rows else found
+    return found if rows is None else with_rows(found, rows, step)
 
 
 def _is_there(path: Path) -> bool:

@@ -182,6 +182,7 @@ ROWS = MappingProxyType(
         "Qwen3VLMoeForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl_moe"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
         "Qwen2AudioForConditionalGeneration": Row("towers.qwen2_audio", "qwen2_audio"),
+        "Qwen2_5OmniForConditionalGeneration": Row("towers.qwen2_5_omni", "qwen2_5_omni", "Qwen2_5OmniModel"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})
@@ -195,10 +196,11 @@ OTHER_NAMES = MappingProxyType(
     {
         "PhiMoEForCausalLM": "PhimoeForCausalLM",
         "MPTForCausalLM": "MptForCausalLM",
+        "Qwen2_5OmniThinkerForConditionalGeneration": "Qwen2_5OmniForConditionalGeneration",
         **dict.fromkeys(("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), "MiniMaxForCausalLM"),
     }
 )
-"""Of architectures, by their authors -> those of transformers."""
+"""Of architectures, by their authors, or of a part that is saved alone -> those of transformers."""
 
 
 def whole_name(name: str) -> str:
@@ -313,9 +315,15 @@ class TowerParts(NamedTuple):
 
 
 def tower_parts(architecture: str) -> TowerParts:
-    """Those of an architecture whose configuration has a tower."""
+    """Those of an architecture whose configuration has a tower: of images, where it has two."""
     module = _module(architecture)
     return TowerParts(module.tower_config, module.assemble_tower, getattr(module, "project", None))
+
+
+def sound_parts(architecture: str) -> TowerParts:
+    """The same of sounds, which a family that reads images too defines as sound_config and assemble_sound."""
+    module, own = _module(architecture), tower_parts(architecture)
+    return own._replace(config=module.sound_config, assemble=module.assemble_sound) if hasattr(module, "sound_config") else own
 
 
 def _module(architecture: str) -> Any:

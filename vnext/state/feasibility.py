@@ -63,7 +63,7 @@ def _inputs_refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | N
     if not are_whole(tokens):
         return f"token id {tokens.min()} is below 0: give images as images, not as tokens"
     for _, length, digest in inputs_in(tokens) if config.grids else ():
-        if not (rows := rows_of(digest)) or length % rows:
+        if (rows := rows_of(digest)) and length % rows:
             return f"an image of the prompt has {length} tokens, which are not {rows} rows: give images as images, not as tokens"
     if arrival.sampling.prompt_logprobs != NO_LOGPROBS:
         return "prompt_logprobs does not go with images: leave one of them out"

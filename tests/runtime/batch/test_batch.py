@@ -143,13 +143,15 @@ def test_places_of_images_equal_the_rebuilt_ones(seed: int) -> None:
 
 
 def with_images(prompt: list[int]) -> bytes:
-    """A prompt in which an image in one to three rows begins at each 3 that has room, and goes on behind a 2 as long as there is."""
+    """A prompt in which an image in one to three rows, or a sound, begins at each 3 that has room, and goes on behind a 2 as long as
+    there is."""
     found, at = np.array(prompt, np.int32), 0
     while 3 in prompt[at : max(len(prompt) - 5, 0)]:
         at, step = prompt.index(3, at), None
         while step is None or (prompt[at - 1] == 2 and at <= len(prompt) - 6):
             digest = bytes([at] * DIGEST_SIZE)
-            found[at : at + 6] = input_tokens(with_rows(digest, prompt[at + 1], step), 6)
+            rows = prompt[at + 1] * (prompt[at + 3] > 1)
+            found[at : at + 6] = input_tokens(with_rows(digest, rows, step), 6)
             at, step = at + 6, prompt[at + 2] * 4
     return pack_tokens(found)
 

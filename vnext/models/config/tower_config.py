@@ -25,7 +25,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     positions along each side, between which those of patches lie, 0 where each patch has one. What `deep_layers` leave joins the
     first layers of the decoder. `film_token`: in whose place vectors of videos stand, 0 where none are read; `per_second`: how many
     places lie from one of their seconds to the next, 0 where texts tell times. `more_tokens`: of images, where transformers puts
-    vectors, too.
+    vectors, too. `hears`: the model reads sounds beside images.
     """
 
     form: FormName
@@ -51,6 +51,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     film_token: int = 0
     per_second: int = 0
     more_tokens: tuple[int, ...] = ()
+    hears: bool = False
 
     @property
     def side(self) -> int:
@@ -86,7 +87,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
             "whole": (self.side, self.vectors), "theirs": self.more_tokens,
             "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
-        return " ".join(map(str, (self.form, self.image_token, *numbers)))
+        return " ".join(map(str, ("omni" if self.hears else self.form, self.image_token, *numbers)))
 
 
 def parse_tower(raw: Json, width: int) -> Tower:
@@ -249,7 +250,8 @@ HOP = 160
 class SoundTower(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """An encoder of sounds of one length: two convolutions over spectrograms of `bands`, the second one in steps of two, then
     layers over `states`. `places`: of text tokens behind a sound. `eps`: of norms. `token`: in the place of which vectors of
-    `width` numbers stand, one of each two states; 0 where a text listens to what each prompt begins with.
+    `width` numbers stand, one of each two states; 0 where a text listens to what each prompt begins with. `window`: how many states
+    in turn see each other alone, 0 for all.
     """
 
     bands: int
@@ -262,6 +264,12 @@ class SoundTower(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     layer_count: int
     head_count: int
     eps: float
+    window: int = 0
+
+    @property
+    def seen(self) -> int:
+        """How many states see each other."""
+        return self.window or self.states
 
     @property
     def span(self) -> int:
@@ -271,7 +279,7 @@ class SoundTower(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     @property
     def products(self) -> float:
         """Multiplications of the layers for a sound, for each token that stands for it."""
-        return layer_products(self, self.states) / self.span
+        return layer_products(self, self.seen) / self.span * (self.states / self.seen)
 
     @property
     def samples(self) -> int:

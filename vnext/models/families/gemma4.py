@@ -1,4 +1,4 @@
-"""Gemma 4, text only: two head sizes, shared caches, inputs by layer, experts beside an MLP.
+"""Gemma 4, text only: two head sizes, shared caches, experts beside an MLP.
 
 Values are normed, and keys stand in for them where config.json says so. Of multimodal models, it serves the language part.
 """

@@ -1,4 +1,4 @@
-"""MiMo: Qwen 2 with layers that draft (multi-token prediction).
+"""MiMo: Qwen 2 with layers that draft.
 
 Of these layers the first is read, as in vLLM. It computes a state from the embedding of a token and from the model's hidden state
 of the token before, which has not passed the last norm; the model's own head turns it into logits of the token that follows. Behind

@@ -313,27 +313,33 @@ class SoundTowerParams(NamedTuple):
 
 def listen(params: SoundTowerParams, kv: KvCache, spectrogram: torch.Tensor, config: ModelConfig, units: int = 1) -> Parts:
     """States [span, hidden] of one sound, float32 [bands, 2 * states], in parts as tower.encode; zeros behind the last one. Or its
-    vectors [states // 2, width], of a spectrogram that may end with one column more. `kv` is a cache for its states and one layer,
-    used up."""
-    sound, states = config.sound, spectrogram.shape[1] // 2
+    vectors [states // 2, width], of a spectrogram that may end with one column more; of one that is heard by windows, each of which
+    is computed alone, with one less. `kv` is a cache for the states that see each other and one layer, used up."""
+    sound, columns = config.sound, spectrogram.shape[1]
     assert sound is not None
-    step = step_of_all(kv, states, config)
-    chosen, hidden = step.operations, spectrogram.T.to(params.positions.dtype)
-    for layer, stride in ((params.first, 1), (params.second, 2)):
-        hidden = chosen.activate(chosen.linear(neighbours(hidden, stride), *layer), None, None, "gelu")
-    hidden, band = hidden[:states] + params.positions[:states], band_of(states, (units - 1) // len(params.layers))
-    count = 1 + len(params.layers) * parts_of(states, band)
+    windows, done = spectrogram.split(2 * sound.window or columns, 1), 0
+    sizes = [(each.shape[1] + (sound.window > 0)) // 2 for each in windows]
+    band = band_of(sizes[0], (units - 1) // (len(params.layers) * len(windows)))
+    count = 1 + len(params.layers) * sum(parts_of(size, band) for size in sizes)
     yield count
-    for _ in through(params.layers, hidden, kv, step, band):
-        yield count
+    found = params.positions.new_empty((sum(sizes), params.positions.shape[1]))
+    for window, states in zip(windows, sizes):
+        step = step_of_all(kv, states, config)
+        chosen, hidden = step.operations, window.T.to(params.positions.dtype)
+        for layer, stride in ((params.first, 1), (params.second, 2)):
+            hidden = chosen.activate(chosen.linear(neighbours(hidden, stride), *layer), None, None, "gelu")
+        hidden = hidden[:states] + params.positions[:states]
+        for _ in through(params.layers, hidden, kv, step, band):
+            yield count
+        found[done : done + states] = hidden
+        done += states
     if params.projection is not None:
-        pairs = hidden[: states // 2 * 2].unflatten(0, (-1, 2)).float()
-        means = ((pairs[:, 0] + pairs[:, 1]) / 2).to(hidden.dtype)
+        pairs = found[: done // 2 * 2].unflatten(0, (-1, 2)).float()
+        means = ((pairs[:, 0] + pairs[:, 1]) / 2).to(found.dtype)
         return chosen.linear(norm_of(means, params.norm, step), *params.projection)
-    hidden = norm_of(hidden, params.norm, step)
-    found = hidden.new_zeros((sound.span, hidden.shape[1]))
-    found[: len(hidden)] = hidden
-    return found
+    room = found.new_zeros((sound.span, found.shape[1]))
+    room[:done] = norm_of(found, params.norm, step)
+    return room
 
 
 def neighbours(columns: torch.Tensor, stride: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ from vnext.models.loading.gguf_tensors import gguf_tensors
 from vnext.models.loading.joined_experts import by_expert
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS, INTEGERS, Stored, stored_tensors
-from vnext.models.registry import family, mtp, tower_parts
+from vnext.models.registry import family, mtp, sound_parts, tower_parts
 
 STORED = ELEMENTS | dict.fromkeys(GGUF_BLOCKS, np.dtype("uint8"))
 """What formats of weights make numbers of."""
@@ -358,11 +358,13 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
 
 
 def _tower_tensors(path: Path, config: ModelConfig) -> dict[str, Drawn]:
-    parts, recording = tower_parts(config.architecture), Recording(lambda name: True)
-    tower = parts.config(config)
-    parts.assemble(recording, tower)
-    layouts = weight_axes(tower)
-    return {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), tower) for name in sorted(recording.read)}
+    found = dict[str, Drawn]()
+    for parts in (tower_parts(config.architecture), sound_parts(config.architecture)):
+        recording, tower = Recording(lambda name: True), parts.config(config)
+        parts.assemble(recording, tower)
+        layouts = weight_axes(tower)
+        found |= {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), tower) for name in sorted(recording.read)}
+    return found
 
 
 def _drawn(file: Path, name: str, layout: Layout, config: ModelConfig) -> Drawn:

@@ -17,25 +17,27 @@ from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import ROOT, Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.recording import Recording
-from vnext.models.registry import family, tower_parts
+from vnext.models.registry import family, sound_parts, tower_parts
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.((masked_)?bias|causal_mask)$|\bact_fn\.(beta|eps)$|"
     r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
-    r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^(model\.)?mtp\.|"
+    r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^(model\.)?mtp\.|^(talker|token2wav)\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\b_weight_act_quant_\w+$|^model\.layers\.0\.post_mlp_layernorm\.weight$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
-"""Computed anew, or of what is not served: images, layers that draft, what only BERT's training needs; scales of activations, which
-are not rounded here; what formats of weights ask for once; a norm that the dense layer of A.X K1 has and does not use."""
+"""Computed anew, or of what is not served: images, voices, layers that draft, what only BERT's training needs; scales of
+activations, which are not rounded here; what formats of weights ask for once; a norm that the dense layer of A.X K1 has and does
+not use."""
 OF_DECODERS = re.compile(r"\b(language_model|text_model|lm_head)\.")
 """Of models whose towers transformers reads."""
 HARMLESS = frozenset(
     """
-    audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
+    audio_config audio_end_token_id audio_start_token_id audio_token_id audio_token_index
+    boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
     add_cross_attention architectures attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
     begin_suppress_tokens hidden_dropout_prob
@@ -54,6 +56,7 @@ HARMLESS = frozenset(
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
     block_size linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mtp_loss_scaling_factor
+    position_id_per_seconds seconds_per_chunk user_token_id enable_audio_output enable_talker talker_config token2wav_config
     block_multiple_of mamba_ssm_cache_dtype shared_moe_mode use_associative_scan use_expert_bias use_mambapy
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
     chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual kv_channels num_query_groups
@@ -141,8 +144,8 @@ def tower_tensors(stored: Checkpoint, config: ModelConfig) -> list[str]:
     if is_theirs(config):
         family(config.architecture).assemble(source, config)
         return [name for name in stored.names() if name not in source.read and not OF_DECODERS.search(name)]
-    parts = tower_parts(config.architecture)
-    parts.assemble(source, parts.config(config))
+    for parts in (tower_parts(config.architecture), sound_parts(config.architecture)):
+        parts.assemble(source, parts.config(config))
     return [name for name in sorted(source.read) if name in stored]
 
 

@@ -15,7 +15,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, InputEncoded, InputsFound, plan_of, unpack_tokens
 from vnext.state.expected import is_encoded, unfound
 from vnext.state.state import State
-from vnext.state.store.inputs import has_inputs, inputs_in, step_of
+from vnext.state.store.inputs import has_inputs, inputs_in, rows_of, step_of
 
 DIGEST_SHOWN = 4
 LISTENS, FORM = "sounds", "images"
@@ -42,11 +42,12 @@ def inputs_of(prompt: bytes, config: SchedulerConfig, environment: Mapping[str, 
     """The inputs of a prompt (int32 bytes), of which nothing has become yet. Where images do not lie in rows, a video is images."""
     found = inputs_in(unpack_tokens(prompt)) if has_inputs(prompt) else []
     listens = LISTENS in environment or environment.get(FORM, "").split(" ")[0] == LISTENS
+    heard = [listens or (config.grids and not rows_of(each.digest)) for each in found]
     goes_on = [config.grids and step_of(each.digest) is not None for each in found]
     return [
         SeenInput(
             first=each.start, last=each.start + each.length - 1, digest=each.digest[:DIGEST_SHOWN].hex(), runs=[],
-            kind="sound" if listens else "video" if any(goes_on[place : place + 2]) else "image",
+            kind="sound" if heard[place] else "video" if any(goes_on[place : place + 2]) else "image",
         )
         for place, each in enumerate(found)
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.replay.rerun.model_of_log import KeptAt
 from vnext.replay.rerun.numerics import CannotRun
-from vnext.runtime.rank.images import Encoded, InputVectors, form_at
+from vnext.runtime.rank.images import Encoded, InputVectors, inputs_form
 from vnext.state.events import EngineStarted
 
 IN_MEMORY = 64
@@ -31,7 +31,7 @@ class KeptInputs(InputVectors):
         tower, sound = config.tower, config.sound
         super().__init__(tower.image_token if tower is not None else sound.token if sound is not None else 0)
         try:
-            form = repr(config.sound) if config.tower is None else repr(form_at(path, config.tower))
+            form = inputs_form(path, config)
         except ModelError as error:
             raise CannotRun(str(error)) from error
         there = started.environment

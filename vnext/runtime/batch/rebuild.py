@@ -107,7 +107,8 @@ def inputs_of(state: State, entries: Sequence[Entry]) -> Iterator[InputPart]:
 def turning_of(state: State, entries: Sequence[Entry]) -> np.ndarray | None:
     """By which places heads turn, token by token."""
     prompts = [state.requests[int(state.rows.id[entry.row])].prompt for entry in entries]
-    if not state.config.grids or not any(inputs_in(np.frombuffer(prompt, np.int32)) for prompt in prompts):
+    inputs = [each for prompt in prompts for each in inputs_in(np.frombuffer(prompt, np.int32))]
+    if not state.config.grids or not any(rows_of(each.digest) for each in inputs):
         return None
     found = np.array([place for entry, prompt in zip(entries, prompts) for place in places_by_axis(entry, prompt)]).T
     return found if (found != found[0]).any() else found[0]
@@ -115,12 +116,16 @@ def turning_of(state: State, entries: Sequence[Entry]) -> np.ndarray | None:
 
 def places_by_axis(entry: Entry, prompt: bytes) -> list[tuple[int, int, int]]:
     """Time, row and column of what an entry computes: an image goes on from its first token's, parts of a video from the video's,
-    texts behind the longest side."""
+    texts behind the longest side; those of a sound stand as a text's."""
     images = {start: (length, digest) for start, length, digest in inputs_in(np.frombuffer(prompt, np.int32))}
     found, place, begin, time, is_open = list[tuple[int, int, int]](), 0, 0, 0, False
     while len(found) < entry.end:
         length, digest = images.get(len(found), (1, with_rows(bytes(DIGEST_SIZE), 1)))
         step, rows = step_of(digest), rows_of(digest)
+        if not rows:
+            found += [(at, at, at) for at in range(place, place + length)]
+            place, is_open = place + length, False
+            continue
         begin, time = (begin, time + step) if is_open and step is not None else (place, 0)
         is_open, columns = len(found) in images, length // rows
         found += [(begin + time, begin + row, begin + column) for row in range(rows) for column in range(columns)]

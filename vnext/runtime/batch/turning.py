@@ -1,8 +1,8 @@
 """Turning: where a step's tokens stand for a rope that turns by time, rows and columns (M-RoPE, arXiv 2409.12191, section 2.1).
 
-For texts the three are one number. An image's tokens lie in rows (store/inputs.py), from the place of its first token on, and what
-follows goes on behind the longest of its sides, as which time counts: parts of a video begin where it begins, each so much later
-than the one before it as its digest tells. So a token's places follow from the prompt before it, and those of an answer are
+For texts and sounds the three are one number. An image's tokens lie in rows (store/inputs.py), from its first token's place on, and
+what follows goes on behind the longest of its sides, as which time counts: parts of a video begin where it begins, each so much
+later than the one before it as its digest tells. So a token's places follow from the prompt before it, and those of an answer are
 places in the sequence, moved by a number that a row keeps.
 """
 
@@ -32,6 +32,8 @@ def grids_of(prompt: bytes) -> list[Grid]:
     """The images of a prompt (int32 bytes), in order."""
     found, moved = list[Grid](), 0
     for start, length, digest in inputs_in(unpack_tokens(prompt)) if has_inputs(prompt) else ():
+        if not rows_of(digest):
+            continue  # a sound
         rows, step, end, next_ = rows_of(digest), step_of(digest), start + length, start + moved
         begin, time = next_, 0
         if step is not None and found and found[-1].end == start:

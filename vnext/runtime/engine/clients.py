@@ -313,9 +313,9 @@ class Clients:
 
 
 def marks_of(sizes: str) -> set[int]:
-    """The tokens that stand for images and videos, by what the model says of them, {} where it reads none."""
-    words = sizes.split()
-    return {int(word) for word in words[1:2] + words[5:6]} - {0}
+    """The tokens that stand for images, videos and sounds, by what the model says of them, {} where it reads none."""
+    forms = [form.split() for form in sizes.split(", ")]
+    return {int(word) for words in forms for word in words[1:2] + words[5:6]} - {0}
 
 
 def sound_refusal(prompt: bytes, length: int) -> str | None:

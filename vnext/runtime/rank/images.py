@@ -23,7 +23,7 @@ from vnext.kernels.arrays import torch_dtype
 from vnext.media.pictures import MediaError
 from vnext.media.reader import own_form
 from vnext.media.seen import OwnForm, part_in
-from vnext.media.sounds import samples_in, spectrogram_of, states_of
+from vnext.media.sounds import HOP, columns_of, is_sound, samples_in, spectrogram_of, states_of
 from vnext.media.store import kept_in
 from vnext.media.vectors import VectorFiles, Vectors
 from vnext.models.config.model_config import ModelConfig
@@ -35,7 +35,7 @@ from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.tower import BLOCK_SIZE, Parts, encode, listen, page_count, whole
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.models.loading.weights import load_params
-from vnext.models.registry import tower_parts
+from vnext.models.registry import TowerParts, sound_parts, tower_parts
 from vnext.runtime.hosts.handover.receiving import VectorReceiver
 from vnext.runtime.hosts.handover.source import HandoverFailed
 from vnext.runtime.hosts.wire import secret_of
@@ -310,9 +310,8 @@ class Inputs(InputVectors):
 class OwnTower:
     """A tower of ours: its parameters, and a cache of keys and values for one input."""
 
-    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int) -> None:
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int, parts: TowerParts) -> None:
         """`states`: that it computes of one. Raises ModelError."""
-        parts = tower_parts(config.architecture)
         self.config, self.project = parts.config(config), parts.project
         self.params = load_params(path, self.config, alone(), dtype, "cpu", assemble=parts.assemble)
         self.kv = make_kv_cache(self.config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
@@ -326,6 +325,12 @@ def form_at(path: Path, tower: Tower) -> OwnForm:
         raise ModelError(f"{error}.") from error
 
 
+def inputs_form(path: Path, config: ModelConfig) -> str:
+    """What of a processor's settings the vectors depend on that towers of ours make. Raises ModelError."""
+    images = () if config.tower is None else (form_at(path, config.tower),)
+    return ", ".join(map(repr, (*images, *(() if config.sound is None else (config.sound,)))))
+
+
 class Images(Inputs):
     """The tower of images."""
 
@@ -335,9 +340,8 @@ class Images(Inputs):
         self._tower: Tower = config.tower
         self._folder = folder
         super().__init__(self._tower.image_token, kept_bytes)
-        self._own = OwnTower(path, config, dtype, self._tower.grid**2)
-        self._form = form_at(path, self._tower)
-        self.form = repr(self._form)
+        self._own = OwnTower(path, config, dtype, self._tower.grid**2, tower_parts(config.architecture))
+        self._form, self.form = form_at(path, self._tower), inputs_form(path, config)
 
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of an image's input."""
@@ -358,21 +362,37 @@ class Sounds(Inputs):
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
         """`folder`: the store of sounds. Raises ModelError."""
         assert config.sound is not None, "a model that listens"
-        self._sound, self._folder, self.form = config.sound, folder, repr(config.sound)
-        super().__init__(self._sound.token, kept_bytes)
-        self._own = OwnTower(path, config, dtype, self._sound.states)
+        self._sound, self._folder, self.form = config.sound, folder, inputs_form(path, config)
+        super().__init__(self._sound.token if config.tower is None else config.tower.image_token, kept_bytes)
+        self._own = OwnTower(path, config, dtype, self._sound.seen, sound_parts(config.architecture))
 
     def encoded(self, digest: bytes, units: int = 1) -> Parts:
         """As Inputs, of a sound. One that stands among a prompt's tokens is as long as it is."""
         samples = samples_in(kept_in(self._folder, digest, "sound"))
         if len(samples) > self._sound.samples:
             raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
-        spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
+        columns = columns_of(len(samples)) if self._sound.window else 2 * states_of(len(samples)) + 1
+        length = min(self._sound.samples, (columns + 2) * HOP) if self._sound.window else self._sound.samples
+        spectrogram = spectrogram_of(samples, self._sound.bands, length)
         if self._sound.token:
-            spectrogram = spectrogram[:, : 2 * states_of(len(samples)) + 1]
+            spectrogram = spectrogram[:, :columns]
         own = self._own
         states = yield from listen(own.params, own.kv, torch.from_numpy(spectrogram), own.config, units)
         return Encoded(states, torch.full((len(states),), self._token))
+
+
+class ImagesAndSounds(Images):
+    """The towers of a model that reads both."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
+        """`folder`: the store of both. Raises ModelError."""
+        super().__init__(path, config, dtype, folder, kept_bytes)
+        self._sounds = Sounds(path, config, dtype, folder, kept_bytes)
+
+    def encoded(self, digest: bytes, units: int = 1) -> Parts:
+        """As Inputs, of an image's input or a sound."""
+        hears = is_sound(self._folder / digest.hex())
+        return (yield from self._sounds.encoded(digest, units) if hears else super().encoded(digest, units))
 
 
 def open_inputs(
@@ -381,7 +401,8 @@ def open_inputs(
     """What reads the inputs of the model at `path`. `numbers`: how this rank computes, with its `dtype`. `theirs`: what has a tower
     of transformers, None for one of ours. Raises ModelError."""
     made = (path, config, torch_dtype(numbers["dtype"]), Path(settings.media_dir))
-    inputs = (theirs or (Sounds if config.sound is not None else Images))(*made)
+    own = Images if config.sound is None else Sounds if config.tower is None else ImagesAndSounds
+    inputs = (theirs or own)(*made)
     if settings.inputs_dir:
         identity = {"model": fingerprint(settings.model_path), "version": __version__, "form": inputs.form, **numbers}
         files = VectorFiles(Path(settings.inputs_dir).expanduser(), identity, settings.inputs_bytes)

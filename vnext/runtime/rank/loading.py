@@ -365,10 +365,10 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if found:
         numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} | ({SCORES: found.scores} if found.scores else {})
     numbers["sums"] = describe_sums(runner)
-    sound = runner.config.sound
-    if (form := runner.config.tower or sound) and reads_inputs(settings, runner):
+    sound, forms = runner.config.sound, [each.sizes for each in (runner.config.tower, runner.config.sound) if each is not None]
+    if forms and reads_inputs(settings, runner):
         kind = SOUNDS if sound is not None and sound.leads else IMAGES
-        numbers |= {kind: form.sizes} | ({ENCODES: "alone"} if settings.role == "encode" else {})
+        numbers |= {kind: ", ".join(forms)} | ({ENCODES: "alone"} if settings.role == "encode" else {})
         numbers |= {"inputs": str(Path(settings.kv_disk_dir).expanduser().absolute())} if settings.kv_disk_dir else {}
     if runner.routes.ids:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)

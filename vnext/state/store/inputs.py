@@ -5,6 +5,7 @@ Four tokens in a row spell a digest, 30 bits each, over and over; the first of a
 Source of the idea: SGLang's padding of placeholders with values of an image's hash. In an engine of grids (`SchedulerConfig.grids`)
 inputs are images whose tokens lie in rows of one length, and the last bytes of a digest tell how many. Two frames of a video are
 an image; the last bit of the digest says that it goes on with the one before it, and the bytes before tell after how much time.
+The tokens of a sound lie in no rows, and stand one behind the other as a text's.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def with_rows(digest: bytes, rows: int, step: int | None = None) -> bytes:
 
 
 def rows_of(digest: bytes) -> int:
-    """In how many rows its tokens lie."""
+    """In how many rows its tokens lie, 0 for a sound's."""
     return int.from_bytes(digest[-ROWS_SIZE:], "little") & ~GOES_ON
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
 from tests.models.families.towers.listener_cases import SAMPLES, STATES
-from tests.models.families.towers.seeing_cases import TEXT
+from tests.models.families.towers.seeing_cases import TEXT, save_words
 
 AUDIO = 90
 WORDS = {"<|AUDIO|>": AUDIO, "<|audio_bos|>": 91, "<|audio_eos|>": 92, "<|im_start|>": 93, "<|im_end|>": 94}
@@ -41,13 +36,7 @@ def save_hearing(path: Path) -> torch.nn.Module:
         elif any(part in name for part in ("audio", "projector")):
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(path)
-    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, TEXT["vocab_size"])} | {"<pad>": 0, "<bos>": 1, "<eos>": 2}
-    vocab = {each: at for each, at in vocab.items() if at not in WORDS.values()} | WORDS
-    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
-    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *WORDS)])
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<eos>"}))
+    save_words(path, WORDS, TEMPLATE)
     return model
 
 

@@ -133,19 +133,23 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
         elif any(part in name for part in ("vision", "visual", "projector")):
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(path)
-    words = {word: IMAGE + at for at, word in enumerate(case.words)}
+    template = TEMPLATE.replace("IMAGE", MARKS.get(kind, case.words[0]))
+    save_words(path, {word: IMAGE + at for at, word in enumerate(case.words)}, template)
+    (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
+    if kind in GRIDS:
+        (path / "video_preprocessor_config.json").write_text(json.dumps(FILMS if kind == "grid" else ALL_FILMS))
+    return model
+
+
+def save_words(path: Path, words: dict[str, int], template: str) -> None:
+    """Save a tokenizer that knows these words as special tokens, and a template."""
     vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, TEXT["vocab_size"])} | {"<pad>": 0, "<bos>": 1, "<eos>": 2}
     vocab = {each: at for each, at in vocab.items() if at not in words.values()} | words
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
     tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *words)])
     tokenizer.save(str(path / "tokenizer.json"))
-    template = TEMPLATE.replace("IMAGE", MARKS.get(kind, case.words[0]))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<eos>"}))
-    (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
-    if kind in GRIDS:
-        (path / "video_preprocessor_config.json").write_text(json.dumps(FILMS if kind == "grid" else ALL_FILMS))
-    return model
 
 
 def processed(kind: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:

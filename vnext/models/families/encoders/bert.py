@@ -1,4 +1,4 @@
-"""BERT and its kin: learned positions, layer norms behind attention and MLP."""
+"""BERT and kin: learned positions, layer norms behind attention and MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral, with Mistral's attention; MiniMax M2, with GLM 4.5's router and norms over all heads."""
+"""Mixtral; MiniMax M2, with GLM 4.5's router and norms over all heads."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "pa
 ROOTS = ("model.", "model.language_model.")
 TOWERS = ("visual.", "model.visual.")
 QKV = "q", "k", "v"
-"""In the place of qkv, as llama.cpp's converter writes them."""
+"""In the place of qkv, as in Qwen2.5-Omni, and as llama.cpp's converter writes them."""
 
 
 class Projection(NamedTuple):
@@ -40,7 +40,7 @@ class Projection(NamedTuple):
     second: Linear
 
 
-def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
+def WEIGHT_AXES(config: ModelConfig, towers: tuple[str, ...] = TOWERS) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
     tower = config.tower
     assert tower is not None
     joined, heads = Sized(tower.hidden_size * tower.shuffle**2), Axis.HEADS
@@ -53,7 +53,7 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
         **dict.fromkeys(QKV, matrix(heads, Axis.HIDDEN)),
         "attn.proj": matrix(Axis.HIDDEN, heads),
         "patch_embed.proj": Layout((Axis.HIDDEN,), Sized(tower.patch_size), kernel=(tower.frames, tower.patch, tower.patch)),
-        **{f"{root}merger.mlp.{name}": layout for root in TOWERS for name, layout in sizes.items()},
+        **{f"{root}merger.mlp.{name}": layout for root in towers for name, layout in sizes.items()},
     }
 
 
@@ -70,8 +70,9 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     return assemble_decoder(source, config, llama_parts(source, qkv_bias=True), names)
 
 
-def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
-    root = present(source, TOWERS, "patch_embed.proj.weight")
+def assemble_tower(source: Source, config: ModelConfig, towers: tuple[str, ...] = TOWERS) -> TowerParams:
+    """The tower under one of these names."""
+    root = present(source, towers, "patch_embed.proj.weight")
 
     def layer(index: int) -> TowerLayer:
         prefix = f"{root}blocks.{index}."

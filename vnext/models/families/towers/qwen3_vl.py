@@ -1,4 +1,4 @@
-"""Qwen3-VL, also with experts: a tower whose states join several layers; Qwen 3.5 with the same tower."""
+"""Qwen3-VL, Qwen 3.5, also with experts: a tower whose states join several layers."""
 
 from __future__ import annotations
 

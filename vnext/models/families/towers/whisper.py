@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -135,8 +136,11 @@ def assemble_tower(source: Source, config: ModelConfig) -> SoundTowerParams:
     return assemble_sound(source, config, ENCODER)
 
 
-def assemble_sound(source: Source, config: ModelConfig, root: str) -> SoundTowerParams:
-    """The parameters of the encoder under `root`, which ends with a dot."""
+def assemble_sound(
+    source: Source, config: ModelConfig, root: str, norm_name: str = "layer_norm", turned: np.ndarray | None = None
+) -> SoundTowerParams:
+    """The parameters of the encoder under `root`, which ends with a dot. `turned`: positions float32 [N, hidden] that no checkpoint
+    has."""
 
     def layer(index: int) -> TowerLayer:
         here = f"{root}layers.{index}."
@@ -145,12 +149,18 @@ def assemble_sound(source: Source, config: ModelConfig, root: str) -> SoundTower
             layer_norm(source, here + "final_layer_norm"), plain_mlp(source, here, "fc1", "fc2", bias=True),
         )  # fmt: skip
 
+    first = linear(source, root, "conv1", bias=True)
+    if turned is None:
+        positions = source.fused((root + "embed_positions.weight",))
+    else:
+        like = getattr(first.bias, "new_tensor", partial(np.asarray, dtype=source.dtype))
+        positions = like(turned)
     return SoundTowerParams(
-        first=linear(source, root, "conv1", bias=True),
+        first=first,
         second=linear(source, root, "conv2", bias=True),
-        positions=source.fused((root + "embed_positions.weight",)),
+        positions=positions,
         layers=tuple(layer(index) for index in config.layer_numbers),
-        norm=layer_norm(source, root + "layer_norm"),
+        norm=layer_norm(source, root + norm_name),
     )
 
 
