@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from vnext.base.exits import DONE
 from vnext.base.quick_tuples import quick_tuples
+from vnext.base.undocumented import undocumented
 from vnext.runtime.processes.forked import Forked, fork
 from vnext.runtime.processes.spawn import ignore_interrupts, kill
 
@@ -28,7 +29,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     early: list[Forked] = []
     try:
-        with quick_tuples():
+        with quick_tuples(), undocumented():
             from vnext.runtime.engine.beginning import begin
         gc.freeze()
         if all(fork(RANK, early) for _ in range(int(next(filter(str.isdigit, sys.argv[1:]), 0)))):
