@@ -381,6 +381,8 @@ def test_after_the_end(tmp_path: Path, gate: Gate) -> None:
                 pass
         with pytest.raises(EngineDead, match="This program has closed the engine: start another one"):
             await outputs_of(engine, "The module")
+        with pytest.raises(EngineDead, match="This program has closed the engine: start another one"):
+            await engine.__aenter__()
         engine.close()
         await engine.abort("a")
 

@@ -53,6 +53,10 @@ def one(call: str, *arguments: Any, **more: Any) -> Callable[[LLM], Any]:
         (ask(["a", 5]), r"prompts\[1\] is an int: give a text"),
         (ask([1, "a"]), r"prompts\[1\] is a str: token ids are whole numbers"),
         (ask([[7], [1.5]]), r"prompts\[1\]\[0\] is a float: token ids are whole numbers"),
+        (ask(["a", ""]), r"^prompts\[1\] has no tokens: a request needs at least one.$"),
+        (ask(""), "^The prompt has no tokens"),
+        (one("embed", ["a", "b", ""]), r"^prompts\[2\] has no tokens"),
+        (one("score", ["a", "b"], ["a", ""]), r"^answers\[1\] has no tokens"),
         (ask([True]), r"prompts\[0\] is a bool: token ids are whole numbers"),
         (ask({"prompt": 5}), "prompt is an int: give a text"),
         (ask({"prompt_token_ids": ["a"]}), r"prompt_token_ids\[0\] is a str: token ids"),
@@ -234,3 +238,21 @@ def test_parts_become_the_text_that_the_server_makes() -> None:
         assert found.messages[0]["content"] == content_of(message, "", MARKS)
         given = [(name, {Video: "video", Sound: "audio"}.get(type(image), "image")) for name, image in found.images]
         assert given == [(name, kind) for _, name, kind in images_of([message])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "words"),
+    [
+        (SamplingParams, "max_token", "SamplingParams has no field max_token: did you mean max_tokens?"),
+        (SamplingParams, "stops", "SamplingParams has no field stops: did you mean stop?"),
+        (BeamSearchParams, "beam_widths", "BeamSearchParams has no field beam_widths: did you mean beam_width?"),
+        (StructuredOutputsParams, "jso", "StructuredOutputsParams has no field jso: did you mean json?"),
+        (LoRARequest, "path", "LoRARequest has no field path: its fields are lora_name, lora_int_id, lora_path."),
+    ],
+)
+def test_an_unknown_field_names_the_one_that_is_meant(kind: type[msgspec.Struct], field: str, words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        kind(**{field: 1})
+    assert str(caught.value) == words
+    with pytest.raises(TypeError, match="[Mm]issing required argument"):
+        BeamSearchParams(max_tokens=3)

@@ -104,6 +104,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     "call",
     [
         lambda llm: llm.generate("a"),
+        lambda llm: llm.__enter__(),
         lambda llm: llm.generate([]),
         lambda llm: llm.chat(TALK),
         lambda llm: next(llm.stream_chat(TALK)),

@@ -142,6 +142,7 @@ class AsyncLLM(Running):
     shutdown = close
 
     async def __aenter__(self) -> AsyncLLM:
+        self.llm._client.require_alive()
         return self
 
     async def __aexit__(

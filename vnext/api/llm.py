@@ -354,6 +354,7 @@ class LLM(EngineOperations, Running):
         self._finalizer()
 
     def __enter__(self) -> LLM:
+        self._client.require_alive()
         return self
 
     def __exit__(

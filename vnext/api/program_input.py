@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -44,6 +44,7 @@ class WithImages(NamedTuple):
 
 ReadPrompt = str | list[int] | WithImages
 Message = Mapping[str, Any]
+Made = TypeVar("Made")
 
 
 class Conversation(NamedTuple):
@@ -223,6 +224,20 @@ def _content(parts: Sequence[object], name: str, images: list[tuple[str, object]
             what = repr(kind) if kind is not None else kind_of(part)
             remedy = 'give {"type": "text", "text": ...}, or an image as "image_url", a sound as "input_audio"'
             raise InvalidRequest(f"{name}[{at}] is {what}: {remedy}.", "messages")
+    return found
+
+
+def of_each(make: Callable[..., Made], each: Sequence[tuple[object, ...]], what: str = "prompt") -> list[Made]:
+    """What `make` makes of the arguments of each prompt. The InvalidRequest of one of several says which."""
+    found = []
+    for at, given in enumerate(each):
+        try:
+            found.append(make(*given))
+        except InvalidRequest as error:
+            if len(each) > 1:
+                error.message = error.message.replace(f"The {what}", f"{what}s[{at}]", 1)
+                error.args = (error.message,)
+            raise
     return found
 
 

@@ -26,6 +26,7 @@ from vnext.api.program_input import (
     WithImages,
     as_adapters,
     as_params,
+    of_each,
 )
 from vnext.runtime.protocol.adapter_files import KnownAdapters
 from vnext.runtime.protocol.lora_request import AdapterChoice
@@ -128,8 +129,8 @@ class TaskMaker:
         """One for each prompt, which as_prompts has made. Raises InvalidRequest."""
         adapters, params = self.adapters.of(len(prompts), as_adapters(lora)), as_params(params, len(prompts))
         constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
-        each = zip(prompts, params, adapters)
-        return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
+        each = [(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in zip(prompts, params, adapters)]
+        return of_each(self._task, each)
 
     def _sizes(self, key: str, kind: str) -> str:
         """What the engine says of the media that it takes. Raises InvalidRequest."""

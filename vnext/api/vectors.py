@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from vnext.api.generated import Embedded, Embedding, Score, Scored
-from vnext.api.program_input import ReadPrompt, as_adapters
+from vnext.api.program_input import ReadPrompt, as_adapters, of_each
 from vnext.api.task_maker import TaskMaker
 from vnext.runtime.protocol.lora_request import AdapterChoice
 from vnext.runtime.protocol.messages import EngineReady, PromptResult, RequestOutput, SubmitRequest
@@ -56,7 +56,7 @@ def embeddings(maker: TaskMaker, ready: EngineReady, texts: Texts, wanted: Wante
     """As LLM.embed. Raises InvalidRequest."""
     if SCORES in ready.environment:
         raise InvalidRequest("This model scores pairs of texts and makes no vectors: use score().")
-    tokens, length = [maker.tokens(prompt) for prompt in texts], ready.config.max_model_len
+    tokens, length = of_each(maker.tokens, [(prompt,) for prompt in texts]), ready.config.max_model_len
     if wanted.truncate_prompt_tokens is not None:
         frames = (maker.tokenizer.encode("") if isinstance(each, str) else [] for each in texts)
         tokens = [shortened(each, wanted.truncate_prompt_tokens, frame, length) for each, frame in zip(tokens, frames)]
@@ -78,7 +78,8 @@ def scores(maker: TaskMaker, ready: EngineReady, prompts: Texts, answers: Texts,
         counts = f"There are {len(prompts)} prompts and {len(answers)} answers"
         raise InvalidRequest(f"{counts}: give one for each; to compare texts, see embed.", "answers")
     adapters = maker.adapters.of(len(prompts), as_adapters(lora))
-    pairs = [(maker.tokens(prompt), maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
+    asked = of_each(maker.tokens, [(prompt,) for prompt in prompts])
+    pairs = [*zip(asked, of_each(maker.tokens, [(answer, False) for answer in answers], "answer"))]
     scorings = [Scoring(next(maker.names), *pair, maker.max_model_len, adapter) for pair, adapter in zip(pairs, adapters)]
 
     def made(found: list[list[RequestOutput]]) -> list[Scored]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vnext.base.spelling import Suggesting
 
-class LoRARequest(msgspec.Struct, frozen=True):
+
+class LoRARequest(msgspec.Struct, frozen=True, metaclass=Suggesting):
     """The adapter in the folder `lora_path`, which PEFT wrote. `lora_int_id` has no meaning: its files' digest identifies it."""
 
     lora_name: str

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vnext.base.spelling import close_to
+from vnext.base.spelling import Suggesting, close_to
 from vnext.state.events import pack_tokens
 from vnext.state.params import (
     ALL_TOKENS,
@@ -92,7 +92,9 @@ def as_struct(kind: type[Struct], value: Struct | Mapping[str, Any], name: str) 
         raise InvalidRequest(f"{name} cannot be {kind.__name__}: {str(error)[:1].lower()}{str(error)[1:]}.", name) from error
 
 
-class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class StructuredOutputsParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=Suggesting
+):
     """What an answer must look like; exactly one of the first six is set. The names are vLLM's.
 
     `json` is a JSON schema, `json_object` asks for any JSON object, `regex` matches the whole answer, `choice` lists the
@@ -151,7 +153,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
+class SamplingParams(UncheckedParams, frozen=True, kw_only=True, metaclass=Suggesting):
     """How the answers to one prompt are sampled and when they end.
 
     The table in `vnext.state.params.Drawn` explains the sampling numbers; `temperature` 0 is greedy, and the defaults of the
@@ -185,7 +187,7 @@ class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
         validate(self, TOKEN_ID_MAX + 1)
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Suggesting):
     """How the likeliest answers to one prompt are searched (vnext/text/beams.py). `beam_width` answers are kept at each step;
     a `length_penalty` above 1 favours long ones. `temperature` is vLLM's and changes nothing: nothing is drawn. Raises
     InvalidRequest for the first field of a wrong type or out of range."""
