@@ -29,6 +29,7 @@ from vnext.kernels.table import rows
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import DTYPES
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.held import held
 from vnext.models.loading.named import here
 from vnext.models.loading.unread import unread
@@ -92,7 +93,8 @@ def checkpoint(model: str) -> dict[str, Any]:
         if folder.exists() or here(model, named_models("")):
             folder = model_folder(model)
         require_checkpoint(folder)
-        found = {"checkpoint": unread(folder) or f"all of {folder} that bears on answers is read"}
+        files = " and ".join(link.readlink().name for link in linked_files(folder))
+        found = {"checkpoint": unread(folder) or f"all of {files or folder} that bears on answers is read"}
         return found | ({"weights": scheme} if (scheme := held(folder)) else {})
     except ModelError as error:
         return {"checkpoint": f"{error}."}

@@ -12,7 +12,7 @@ from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.commands.models import weights_in
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import gguf_in, linked_files
+from vnext.models.gguf.folder import gguf_in, is_gguf, linked_files
 from vnext.models.loading.calibration import Squares, column_squares
 from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.gguf_tensors import gguf_tensors
@@ -49,10 +49,13 @@ def quantize(command: QuantizeCommand) -> int:
 
 def _quantiser(command: QuantizeCommand, model: Path, out: Path, squares: Squares) -> Quantiser | GgufQuantiser:
     """Raises ModelError and CheckpointUnreadable."""
+    file = gguf_in(model) if model.is_dir() else model
     if command.scheme not in GGUF_SCHEMES:
+        if file and is_gguf(file):
+            schemes = ", ".join(GGUF_SCHEMES)
+            raise ModelError(f"{file} becomes a GGUF file alone: take --scheme {schemes}, or the folder of the float checkpoint")
         require_checkpoint(model)
         return Quantiser(model, out, command.scheme, command.group_size, squares)
-    file = gguf_in(model) if model.is_dir() else model
     return GgufQuantiser(file or model, out, command.scheme, {} if file else chat_templates(model), squares)
 
 

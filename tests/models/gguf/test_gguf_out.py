@@ -338,6 +338,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ([str(folder), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "would state windows (17, 17, 17) as (); take --scheme w4a16"),
         ([str(uneven), str(tmp_path / "new.gguf"), "--scheme", "q4_0"], "layers [1, 2] attend, and a GGUF file of this architecture can"),
         ([str(tmp_path), str(tmp_path / "new.gguf"), "--scheme", "q8_0"], "is no GGUF file that can be read"),
+        ([str(tmp_path), str(tmp_path / "new"), "--scheme", "w4a16"], "broken.gguf becomes a GGUF file alone: take --scheme q8_0, q6_k,"),
     ):  # fmt: skip
         assert main(["quantize", *argv]) == 2
         found = capsys.readouterr().err

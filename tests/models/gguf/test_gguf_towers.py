@@ -18,6 +18,7 @@ from gguf_writing import BYTE_LEVEL, convert, neighbours, write
 from safetensors.numpy import load_file, save_file
 
 from vnext import LLM, SamplingParams
+from vnext.commands.doctor import checkpoint as checkpoint_facts
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
@@ -28,6 +29,7 @@ from vnext.models.loading.gguf_tensors import gguf_tensors, unread_gguf
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
+from vnext.replay.cli.main import main as replay
 from vnext.runtime.processes.launch import find_model, model_folder
 from vnext.runtime.protocol.settings import EngineSettings
 
@@ -225,6 +227,7 @@ def test_two_files_answer_as_the_checkpoint(kind: str, tmp_path: Path) -> None:
     model = gguf_in(files)
     assert model == files / "model-f32.gguf"
     made = gguf_folder(model, tmp_path / "folders")
+    assert checkpoint_facts(str(files))["checkpoint"] == "all of model-f32.gguf and mmproj-f32.gguf that bears on answers is read"
     one, other = (each.tower or each.sound for each in map(load_config, (made, checkpoint)))
     near = {name: pytest.approx(getattr(other, name)) for name in ("eps", "merger_eps") if hasattr(other, name)}
     assert one == msgspec.structs.replace(other, **near) and unread_gguf(made) == []
@@ -305,6 +308,17 @@ def test_a_tower_is_named(tmp_path: Path) -> None:
                 model_folder(str(files), mmproj=str(wrong))
     with pytest.raises(ModelError, match="is no GGUF model, and has its tower among its own weights: leave --mmproj out"):
         model_folder(str(checkpoint), mmproj=str(tower))
+
+
+def test_a_log_of_a_named_tower_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lies elsewhere, so that the model's name in the log does not lead to it."""
+    checkpoint, files = written(tmp_path, "qwen2.5")
+    tower = (files / "mmproj-f32.gguf").rename(tmp_path / "tower.gguf")
+    own: dict[str, Any] = {"tokenizer": str(checkpoint), "mmproj": str(tower), "log": "full", "log_dir": str(tmp_path), "kv_disk_dir": str(tmp_path / "tier")}
+    with engines_here(), LLM(str(files), dtype="float32", threads=1, executor="inproc", **own) as llm:
+        llm.generate([{"prompt": f"<bos> d3 {QWEN_MARK} e4", "multi_modal_data": {"image": PICTURES[:1]}}], GREEDY, use_tqdm=False)
+        log = str(llm.log_dir)
+    assert replay(["exec", log]) == 0, capsys.readouterr()
 
 
 def test_another_models_tower_is_named_as_unread(tmp_path: Path) -> None:

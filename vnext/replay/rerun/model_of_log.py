@@ -23,8 +23,10 @@ class KeptAt(NamedTuple):
 
 
 def folder_of(started: EngineStarted, model: str | None) -> Path:
-    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder or a file here, or a
-    model that was fetched, or the bundled one."""
+    """The model's folder: the one that the log names, as long as it is here. Only a model that the user names may be downloaded; a
+    name in a log must be a folder or a file here, or a model that was fetched, or the bundled one."""
+    if model is None and os.path.isdir(made := started.environment.get("folder", "")):
+        return Path(made)
     name = started.model if model is None else model
     if name in ("", "demo") and not Path(name or "demo").is_dir():
         return DEMO_MODEL

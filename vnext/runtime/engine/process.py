@@ -361,12 +361,15 @@ def open_log(settings: CoreSettings, started: EngineStarted, bounds: Bounds) -> 
 
 
 def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:
+    """With the model's folder where the model's name alone does not say which it is: options may have made it."""
+    named, folder = os.path.abspath(os.path.expanduser(settings.engine.model)), os.path.abspath(settings.model_path)
+    own = {"folder": folder} if settings.engine.model and folder != named else {}
     return EngineStarted(
         config=scheduler_config(settings.engine, ranks[0].model, ranks),
         model=settings.engine.model or "demo",
         model_digest=ranks[0].model_digest,
         world_size=len(ranks),
-        environment=ranks[0].environment,
+        environment=ranks[0].environment | own,
         started_ns=time.time_ns(),
     )
 

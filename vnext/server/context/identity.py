@@ -33,7 +33,7 @@ ENGINES_HEADER = "X-Vnext-Engines"
 """How many engines a server has, each with a stream of events."""
 REQUEST_ID = web.RequestKey("request_id", str)
 KEY_CLIENT = web.RequestKey("key_client", str)
-IRRELEVANT = ("python", "threads", "cores", "token_bytes", "state_bytes", "codes")
+IRRELEVANT = ("python", "threads", "cores", "token_bytes", "state_bytes", "codes", "folder")
 """Entries of the engine's environment that no token depends on. The entry "sums" says whether the number of ranks counts."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
