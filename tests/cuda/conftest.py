@@ -35,7 +35,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def session_shim(request: pytest.FixtureRequest) -> Iterator[HostBackend | CarriedBackend]:
-    """The sources as they are, at -O2, or on the GPU."""
+    """The sources as they are, at -O1, or on the GPU: -O2 compiles for longer, -O0 runs for longer than it saves."""
     backend = gpu_backend() if ON_GPU else HostBackend(request.getfixturevalue("libraries"), precompile=True)
     backends.use("cpu", lambda: backend)
     yield backend

@@ -112,7 +112,7 @@ class HostBackend:
     """
 
     def __init__(
-        self, folder: Path, flags: Sequence[str] = ("-O2",), include: Path | None = None, precompile: bool = False
+        self, folder: Path, flags: Sequence[str] = ("-O1",), include: Path | None = None, precompile: bool = False
     ) -> None:
         self._precompile = precompile
         self._folder, self._flags, self._include = folder, tuple(flags), include or sources()
