@@ -189,7 +189,7 @@ MISFITS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "high rank": (lambda path: save_adapter(DEMO, path, rank=17), "has the rank 17, more than --max-lora-rank 16: raise it"),
     "DoRA": (lambda path: save_adapter(DEMO, path, use_dora=True), "has use_dora"),
     "whole modules": (lambda path: save_adapter(DEMO, path, modules_to_save=["lm_head"]), "has modules_to_save"),
-    "truncated": (lambda path: truncated(save_adapter(DEMO, path)), "is truncated or corrupt"),
+    "truncated": (lambda path: truncated(save_adapter(DEMO, path)), "is truncated or corrupt; download it again"),
 }  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def test_an_adapter_in_use_stays(server: Server, folder: Path) -> None:
     request = urllib.request.Request(f"{server.url}/v1/completions", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         assert response.readline().startswith(b"data: ")
-        assert unload(server, "t1") == (400, "The adapter 't1' is in use by 1 calls: wait for their end.")
+        assert unload(server, "t1") == (400, "The adapter 't1' is in use by 1 call: wait for their end.")
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert eventually(lambda: unload(server, "t1") == (200, ""))
     assert models(server) == ["demo_model", "t0"] and call(server, "/v1/completions", **body_of("t1"))[0] == 404

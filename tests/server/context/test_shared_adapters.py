@@ -36,7 +36,7 @@ def test_names_come_and_go_at_all_and_outlive_a_process(tmp_path: Path) -> None:
         asyncio.run(second.load("mine", str(tmp_path), one))
     asyncio.run(second.load("more", str(tmp_path), one))
     assert first.names(one) == served(tmp_path).names(one) == ("everyones", "mine", "more")
-    with second.used("mine", one), pytest.raises(InvalidRequest, match="in use by 1 calls"):
+    with second.used("mine", one), pytest.raises(InvalidRequest, match="in use by 1 call:"):
         asyncio.run(second.unload("mine", one))
     with second.used("mine", one):
         asyncio.run(first.unload("mine", one))

@@ -60,5 +60,9 @@ def test_a_step_that_is_late_is_told_as_the_engine_core_tells_it(server: EdgeSer
     wait_until(lambda: not is_well(server))
     assert server.get("/health")[1]["error"]["message"] == sentence and stalled(server) == 1
     assert re.search(r"^vnext_step_silent_seconds{.*} 12.0$", server.get("/metrics")[1], re.MULTILINE)
-    server.engine.say(EngineStats(**numbers))
+    server.engine.say(EngineStats(**numbers | {"log_frames_lost": 3}))
     wait_until(lambda: is_well(server))
+    words = "The log lacks 3 frames, which could not be written: make room in its folder, or mend its disk."
+    assert server.get("/health")[1] == {"status": "ok", "log": words}
+    server.engine.say(EngineStats(**numbers))
+    wait_until(lambda: server.get("/health")[1] == {"status": "ok"})

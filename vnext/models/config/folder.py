@@ -138,7 +138,7 @@ def read_header(file: Path) -> bytes:
     if file.suffix == SUFFIX:
         with file.open("rb") as stream:
             return stream.read(outline(file).size_bytes)
-    broken = ModelError(f"{file} is truncated or corrupt; download the model again")
+    broken = ModelError(f"{file} is truncated or corrupt; download it again")
     try:
         with file.open("rb") as stream:
             if is_pointer(stream.read(POINTER_BYTES)):

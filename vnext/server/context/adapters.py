@@ -111,7 +111,8 @@ class ServedAdapters:
             if key is None or not tenant.sees(key[0] or ""):
                 raise ModelUnknown(f"The adapter {name!r} is not served here: ask /v1/models for the names.")
             if count := self._live[key]:
-                raise InvalidRequest(f"The adapter {name!r} is in use by {count} calls: wait for their end.", "lora_name")
+                calls = f"{count} call{'s' * (count > 1)}"
+                raise InvalidRequest(f"The adapter {name!r} is in use by {calls}: wait for their end.", "lora_name")
             with self._changed():
                 self._files.pop(key, None)
             del self._live[key]

@@ -50,11 +50,15 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def get_health(request: web.Request) -> web.Response:
-    """GET /health and its synonym /ping: 200 while the server accepts requests and the engine answers, else 503."""
+    """GET /health and its synonym /ping: 200 while the server accepts requests and the engine answers, else 503. A log that lacks
+    frames harms no answer, and is named."""
     context = request.app[SERVER_CONTEXT]
     context.limiter.check_open()
     context.check_health()
-    return web.json_response({"status": "ok"})
+    stats = context.client.stats
+    lost = 0 if stats is None else stats.log_frames_lost
+    words = f"The log lacks {lost} frames, which could not be written: make room in its folder, or mend its disk."
+    return web.json_response({"status": "ok"} | ({"log": words} if lost else {}))
 
 
 async def get_load(request: web.Request) -> web.Response:
