@@ -84,6 +84,9 @@ def test_gates(width: int, dtype: torch.dtype, level: Level) -> None:
         low, near = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
         clamped = low * torch.sigmoid(1.702 * low) * near
         within(rows.gate_and_mul(x, "swiglu_clamped"), clamped, clamped.abs() * (1.01 * ROUNDING[dtype] + 3e-6) + near.abs() * 1e-6)
+        low, near = (gate * 2).clamp(max=10.0), (up * 2).clamp(-10.0, 10.0)
+        limited = low * torch.sigmoid(low) * near
+        within(rows.gate_and_mul(x * 2, "silu_limited"), limited, limited.abs() * (1.01 * ROUNDING[dtype] + 1e-6))
 
 
 @levels

@@ -56,6 +56,9 @@ def test_a_clamped_gate(dtype: torch.dtype) -> None:
     x = draw(5, 52, dtype=dtype) * 8
     gate, up = x.double()[:, :26].clamp(max=7.0), x.double()[:, 26:].clamp(-7.0, 7.0)
     close(references.swiglu_clamped(x), gate * torch.sigmoid(1.702 * gate) * (up + 1))
+    gate, up = x.double()[:, :26].clamp(max=10.0), x.double()[:, 26:].clamp(-10.0, 10.0)
+    assert (x.abs() > 10.0).any()
+    close(references.silu_limited(x), gate * torch.sigmoid(gate) * up)
 
 
 def test_silu_of_far_values_is_finite() -> None:

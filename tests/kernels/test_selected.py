@@ -30,6 +30,7 @@ class Case(NamedTuple):
     blocks: list[list[int]]
     cache: torch.Tensor
     index: torch.Tensor
+    sinks: torch.Tensor | None = None
 
 
 def make_case(dtype: torch.dtype, heads: int = 5, width: int = 8) -> Case:
@@ -65,7 +66,7 @@ def attend(case: Case, ranges: list[tuple[int, int, int]], found: list[torch.Ten
         torch.cat([tensors[index][start:stop] for index, start, stop in ranges]) for tensors in (case.query, case.asking, case.weights)
     )
     selection = Selection(asking, weights, case.index, COUNT, [] if found is None else found)
-    call = AttentionCall(case.cache, case.cache, metadata, WIDTH**-0.5, selection=selection)
+    call = AttentionCall(case.cache, case.cache, metadata, WIDTH**-0.5, sinks=case.sinks, selection=selection)
     return list(choose("paged_attention", "cpu")(query, call).split([stop - start for _, start, stop in ranges]))
 
 
@@ -82,16 +83,20 @@ def expected(case: Case, index: int) -> torch.Tensor:
     ranks = scores.masked_fill(unseen, float("-inf")).argsort(dim=1, descending=True, stable=True).argsort(1)
     rows = kept(case, case.cache, index)
     seen = torch.einsum("qhd,kd->qhk", case.query[index].double(), rows) * WIDTH**-0.5
-    return torch.einsum("qhk,kd->qhd", seen.masked_fill((unseen | (ranks >= COUNT))[:, None], float("-inf")).softmax(-1), rows)
+    seen = seen.masked_fill((unseen | (ranks >= COUNT))[:, None], float("-inf"))
+    sinks = torch.full((HEADS,), float("-inf")) if case.sinks is None else case.sinks
+    shares = torch.cat((seen, sinks.double()[:, None].expand(len(seen), -1, 1)), 2).softmax(-1)[:, :, :-1]
+    return torch.einsum("qhk,kd->qhd", shares, rows)
 
 
 def whole() -> list[tuple[int, int, int]]:
     return [(index, 0, length) for index, length in enumerate(LENGTHS)]
 
 
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-0.5, 0.5, 2.0])])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_sees_the_keys_with_the_best_scores(dtype: torch.dtype) -> None:
-    case = make_case(dtype)
+def test_a_query_sees_the_keys_with_the_best_scores(dtype: torch.dtype, sinks: torch.Tensor | None) -> None:
+    case = make_case(dtype)._replace(sinks=sinks)
     for index, found in enumerate(attend(case, whole())):
         torch.testing.assert_close(found.double(), expected(case, index), rtol=0, atol=2e-6 if dtype is torch.float32 else 2e-2)
 

@@ -81,6 +81,8 @@ class Case(NamedTuple):
 
 UNSCALED = ("Gemma3nTextConfig", "Gemma4TextConfig", "Gemma4UnifiedTextConfig")
 """Nothing divides their scores by the root of a head's size: weights of norms do, in place of it."""
+LIMITED = ("HYV4Config",)
+"""Gates and ups of their experts go beyond the limit."""
 CASES: dict[str, Case] = {
     "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
     "smollm3_window": Case(
@@ -437,6 +439,14 @@ CASES: dict[str, Case] = {
     "axk1": Case("AXK1ForCausalLM", "AXK1Config", {**LATENT, **FINE, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE}),
     "axk2": Case("AXK2ForCausalLM", "AXK2Config", {**LATENT, **FINE, **INDEX, "gated_norm_rank": 6, "rope_parameters": MSCALE}),
     "axk2_grouped": Case("AXK2ForCausalLM", "AXK2Config", {**LATENT, **FINE, **INDEX, "n_group": 4, "topk_group": 2}),
+    "hy_v4": Case(
+        "HYV4ForCausalLM",
+        "HYV4Config",
+        {
+            **LATENT, **FINE, **INDEX, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 4, "hc_mult": 3,
+            "hc_magnitude": 1.5,
+        },
+    ),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
     "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),
     "longcat": Case(
@@ -471,6 +481,8 @@ def make_model(case_name: str) -> torch.nn.Module:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
             if name.endswith("q_norm.weight") and case.config in UNSCALED:
                 parameter.mul_(0.25)
+            if name.endswith("experts.gate_up_proj") and case.config in LIMITED:
+                parameter.mul_(4)
     return model
 
 

@@ -19,6 +19,7 @@ from vnext.kernels.arrays import as_tensor, host_dtype, torch_dtype
 from vnext.kernels.derivatives import TrainedWeight, exact, trainable
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.table import Operations, operations, substituted
+from vnext.models.config.expert_keys import expert_activation
 from vnext.models.config.folder import assigned_files, weight_files
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
@@ -131,13 +132,17 @@ class _Source:
         weight = self.fused(names)
         return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), PLAIN, self._shards(names[0])))
 
+    def packed_wide(self, name: str) -> TrainedWeight:
+        weight = self.wide(name)
+        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), PLAIN, self._shards(name)))
+
     def packed_gated(self, names: tuple[str, ...]) -> TrainedWeight:
         weight = self.fused(names)
         return TrainedWeight(weight, self._operations.pack_gated_weight(weight.detach(), self._config.activation))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> TrainedWeight:
         weight = torch.stack([self.fused(names) for names in groups])
-        activation, shards = self._config.activation if gated else "", self._shards(groups[0][0])
+        activation, shards = expert_activation(self._config) if gated else "", self._shards(groups[0][0])
         return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, PLAIN, shards))
 
     def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[TrainedWeight, TrainedWeight]:

@@ -28,7 +28,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 """What a cache may also be: its keys and values are kept divided by a scale each. Or it is int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
-ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_limited")
 """Of a gate."""
 ALONE = ("gelu_tanh", "gelu", "gated_gelu", "relu2", "xielu")
 """Of an MLP without one."""

@@ -14,12 +14,13 @@ from torch.nn import functional
 
 from vnext.kernels.calls import GATELESS, AttentionCall, BiasedExperts, RotaryWrite, Router, parts_of
 from vnext.kernels.products import marks_of, shares_of
-from vnext.kernels.references import XIELU_BETA, XIELU_EPS, swiglu_clamped, turn
+from vnext.kernels.references import XIELU_BETA, XIELU_EPS, silu_limited, swiglu_clamped, turn
 from vnext.kernels.table import Operations
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }  # fmt: skip
+LIMITED = {"swiglu_clamped": swiglu_clamped, "silu_limited": silu_limited}
 ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": GATES["gelu_tanh"], "gelu": functional.gelu, "relu2": lambda x: functional.relu(x).square(),
 }  # fmt: skip
@@ -178,8 +179,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "swiglu_clamped":
-        return swiglu_clamped(wide)
+    if activation in LIMITED:
+        return LIMITED[activation](wide)
     if activation in GATELESS:
         return activate(wide, None, None, activation)
     gate, up = wide.float().chunk(2, -1)

@@ -21,13 +21,16 @@ from vnext.kernels.codes import Codes
 from vnext.kernels.format import INT8, Format, PlainWeight
 from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.formats.floats import PLAIN
-from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, swiglu_clamped
+from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, silu_limited, swiglu_clamped
 from vnext.kernels.shards import joined as joined_sums
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 GATES: Mapping[str, Change] = MappingProxyType(
-    {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped, "relu2": lambda x: x.relu().square()}
-)
+    {
+        "silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped, "silu_limited": silu_limited,
+        "relu2": lambda x: x.relu().square(),
+    }
+)  # fmt: skip
 """By activation; of those in GATELESS without gates."""
 Parts = torch.Tensor | tuple[torch.Tensor, ...]
 """A weight, or parts of it one below the other, which are copied: they may lie in memory that soon goes."""

@@ -19,6 +19,7 @@ from vnext.kernels.format import PlainWeight
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0
+SILU_LIMIT = 10.0
 XIELU_BETA, XIELU_EPS = 0.5, -1e-6
 WIDE_NUMBERS = 1 << 14
 """In float64, of an activation at once."""
@@ -68,6 +69,12 @@ def swiglu_clamped(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return (gate / (gate * -SWIGLU_SLOPE).exp_().add_(1.0) * (up + 1)).to(x.dtype)
+
+
+def silu_limited(x: torch.Tensor) -> torch.Tensor:
+    """As `silu_and_mul`, of gates at most SILU_LIMIT and ups at most as far from 0 (DeepSeek V4, HY V4)."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return silu_and_mul(torch.cat((gate.clamp(max=SILU_LIMIT), up.clamp(-SILU_LIMIT, SILU_LIMIT)), -1)).to(x.dtype)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:

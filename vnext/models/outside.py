@@ -77,7 +77,7 @@ NEEDS = MappingProxyType(
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Dbrx Grok1 JetMoe Kolibri1""",
-        "several streams (hyper-connections) and attention to keys that are compressed or chosen": "DeepseekV4 HYV4",
+        "several streams (hyper-connections) and attention to keys that are compressed": "DeepseekV4",
         "residuals with gates, embeddings of n-grams and keys that are chosen by blocks": "Qwen4Exp",
         "patches of bytes in the place of tokens": "Blt",
         "layers with a state (Mamba, linear attention, recurrence)": """

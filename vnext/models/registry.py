@@ -173,6 +173,7 @@ ROWS = MappingProxyType(
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
         "AXK1ForCausalLM": Row("latent.deepseek", "axk1", "AXK1Model"),
         "AXK2ForCausalLM": Row("latent.deepseek", "axk2", "AXK2Model"),
+        "HYV4ForCausalLM": Row("latent.hy_v4", "hy_v4", "HYV4Model"),
         "LongcatFlashForCausalLM": Row("latent.longcat", "longcat_flash", "LongcatFlashModel"),
         "Idefics3ForConditionalGeneration": Row("towers.idefics3", "idefics3"),
         "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),

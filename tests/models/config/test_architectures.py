@@ -37,7 +37,7 @@ def test_nothing_is_in_two_lists() -> None:
 NEEDS = {
     "FalconForCausalLM": "a decoder", "Qwen2VLForConditionalGeneration": "images", "ZambaForCausalLM": "a state",
     "JetMoeForCausalLM": "experts", "DbrxForCausalLM": "experts", "BltForCausalLM": "bytes",
-    "DeepseekV4ForCausalLM": "hyper-connections", "HYV4ForCausalLM": "hyper-connections", "Qwen4ExpForCausalLM": "n-grams",
+    "DeepseekV4ForCausalLM": "hyper-connections", "Qwen4ExpForCausalLM": "n-grams",
     "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
 }  # fmt: skip
 

@@ -44,6 +44,10 @@ WAYS: dict[str, dict[str, object]] = {
         "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
     },
+    "hy_v4": {
+        "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
+    },
     "phimoe": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
 }  # fmt: skip
 

@@ -46,9 +46,9 @@ class Kind(IntEnum):
     UINT8 = 6
 
 
-GATES = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
+GATES = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3, "silu_limited": 4}
 """Activations of a gate that a product can apply itself."""
-ACTIVATIONS = GATES | {"gelu": 4, "relu2": 5, "xielu": 6}
+ACTIVATIONS = GATES | {"gelu": 5, "relu2": 6, "xielu": 7}
 """With those that rows alone have."""
 
 PIECES_MAX = 8

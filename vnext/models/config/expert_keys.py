@@ -6,7 +6,7 @@ from typing import Literal
 
 from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, number, positive, shown
-from vnext.models.config.model_config import Experts
+from vnext.models.config.model_config import Experts, ModelConfig
 from vnext.models.errors import ModelError
 
 
@@ -32,6 +32,11 @@ def sigmoid_experts(raw: Json, dense_layers: tuple[int, ...] = ()) -> Experts:
     return checked(
         Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense_layers, shared_size=shared_size)
     )
+
+
+def expert_activation(config: ModelConfig) -> str:
+    """That of the gates of experts, or the model's."""
+    return (config.experts.activation if config.experts else "") or config.activation
 
 
 def first_layers(raw: Json, key: str) -> tuple[int, ...]:

@@ -8,13 +8,15 @@ import msgspec
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
     """What chooses the `count` keys of a longer context that a query sees: `heads` queries of `dim` numbers, whose pairs that turn
-    are neighbours or halves, against a key of `dim` that each token keeps beside its row (arXiv 2512.02556). Layers in `shared` see
-    what the one before them has chosen."""
+    are neighbours or halves and stand first or, with `turns_last`, last, against a key of `dim` that each token keeps beside its
+    row, normed with `eps` (arXiv 2512.02556). Layers in `shared` see what the one before them has chosen."""
 
     heads: int
     dim: int
     count: int
     turns_neighbours: bool = False
+    turns_last: bool = False
+    eps: float = 1e-6
     shared: tuple[int, ...] = ()
 
 
@@ -55,15 +57,6 @@ class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     vocab_size: int
-
-
-class StreamSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of `count` streams, with a narrow pair of `beside` numbers beside attention. `scales_gates`: each has numbers that
-    multiply what gates its own inputs."""
-
-    count: int
-    beside: int
-    scales_gates: bool
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):

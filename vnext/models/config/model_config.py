@@ -19,9 +19,10 @@ from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, settings_of, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
-from vnext.models.config.layer_kinds import Encoder, Heads, Hosted, Latent, LayerInputs, SharedBlocks, Stage, StreamSizes
+from vnext.models.config.layer_kinds import Encoder, Heads, Hosted, Latent, LayerInputs, SharedBlocks, Stage
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
+from vnext.models.config.streams import Joined, StreamSizes
 from vnext.models.config.tower_config import SoundTower, Tower
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
@@ -45,7 +46,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     `input_size`: of what they read, 0 for that of the stream. `scales_inputs`: a share multiplies what the one expert of a token
     reads, not what it gives. `whole_group`: the number of neighbouring inputs of `down` that share a scale; no shard divides
     them. `idle`: the number of experts behind these that return their input. With `ahead` they read what the MLP of their layer
-    reads, which has them beside it, and what they give is added behind the next one.
+    reads, which has them beside it, and what they give is added behind the next one. `activation`: "" for the model's.
     """
 
     count: int
@@ -58,6 +59,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     whole_group: int = 1
     idle: int = 0
     ahead: bool = False
+    activation: str = ""
 
     @property
     def per_token(self) -> int:
@@ -185,7 +187,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     if they differ. `cache_layers`: per layer whose keys and values it reads, () if all have their own. `mlp_sizes`: per layer the
     width of its MLP, () if all have `intermediate_size`. `gate_cutoffs`: per layer how many standard deviations above their mean
     gates begin to count, () or None where all do. `layer_inputs`: what tokens give to each layer, None for nothing. `streams`: of
-    layers of several. `tower`: what makes vectors of images; `sound`: of the sound with which each prompt begins.
+    layers of several, `joined` where they are joined. `tower`: what makes vectors of images; `sound`: of a prompt's sound.
     """
 
     architecture: str
@@ -228,6 +230,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     gate_cutoffs: tuple[float | None, ...] = ()
     layer_inputs: LayerInputs | None = None
     streams: StreamSizes | None = None
+    joined: Joined | None = None
     tower: Tower | None = None
     sound: SoundTower | None = None
 

@@ -28,6 +28,8 @@ def of_stage(config: ModelConfig, stage: int, stage_count: int) -> ModelConfig:
             f"{config.layer_count} layers do not split over {stage_count} stages: lower --pipeline-parallel-size to at most "
             f"{config.layer_count}"
         )
+    if config.joined:
+        raise ModelError("stages hand on one stream, and this model has several: leave --pipeline-parallel-size out")
     counts = layer_counts(config.layer_count, stage_count)
     first = sum(counts[:stage])
     if config.latent and config.latent.index and first in config.latent.index.shared:

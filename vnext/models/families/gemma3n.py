@@ -10,9 +10,10 @@ from statistics import NormalDist
 from typing import Any
 
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown, usual
-from vnext.models.config.layer_kinds import LayerInputs, StreamSizes
+from vnext.models.config.layer_kinds import LayerInputs
 from vnext.models.config.model_config import DecoderForm, ModelConfig, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
+from vnext.models.config.streams import StreamSizes
 from vnext.models.errors import ModelError
 from vnext.models.families.gemma2 import WEIGHT_AXES as GEMMA2_AXES, gemma_config
 from vnext.models.families.gemma4 import (

@@ -41,6 +41,9 @@ class Source(Protocol):
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the products; `exact`: never quantised."""
 
+    def packed_wide(self, name: str) -> object:
+        """One tensor's part, packed in float32 for products with float32."""
+
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
 
@@ -159,11 +162,11 @@ def plain_mlp(source: Source, here: str, up: str, down: str, *, bias: bool = Fal
     return PlainMlp(linear(source, here, up, bias=bias), linear(source, here, down, bias=bias))
 
 
-def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "mlp.") -> GatedMlp:
+def gated_mlp(
+    source: Source, prefix: str, *, bias: bool = False, name: str = "mlp.", gate: str = "gate_proj"
+) -> GatedMlp:
     here = prefix + name
-    return GatedMlp(
-        gated(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
-    )
+    return GatedMlp(gated(source, here, gate, "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias))
 
 
 Parts = Callable[[str, int], tuple[Attention, GatedMlp]]
@@ -191,7 +194,7 @@ def own_parts(source: Source, config: ModelConfig) -> Parts:
 
 class ExpertNames(NamedTuple):
     """How a checkpoint names what its experts have: `gate_up` of each, one below the other, or up alone, and `down`; the router;
-    its bias; and the shared MLP and its gate. "" for none."""
+    its bias; the shared MLP and its gate, "" for none; and the gate in that MLP and those without experts."""
 
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -199,6 +202,7 @@ class ExpertNames(NamedTuple):
     bias: str = ""
     shared: str = ""
     shared_gate: str = ""
+    gate: str = "gate_proj"
 
 
 MIXTRAL = ExpertNames(("w1", "w3"), "w2")
@@ -221,7 +225,7 @@ def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertName
             tuple(tuple(f"{expert}{part}.weight" for part in parts) for expert in experts), len(names.gate_up) > 1
         ),
         down=source.stacked(tuple((f"{expert}{names.down}.weight",) for expert in experts), False),
-        shared=gated_mlp(source, here, name=names.shared + ".") if has_shared else None,
+        shared=gated_mlp(source, here, name=names.shared + ".", gate=names.gate) if has_shared else None,
         shared_gate=source.packed((f"{here}{gate}.weight",), exact=True) if has_shared and gate else None,
         bias=source.wide(here + names.bias).reshape(-1) if names.bias else None,
     )
@@ -232,5 +236,5 @@ def any_mlp(
 ) -> GatedMlp | SparseMlp:
     """The experts of layer `index`, which is at `prefix`, or the gated MLP of one that has none."""
     if config.experts is None or index in config.experts.dense_layers:
-        return gated_mlp(source, prefix, name=name)
+        return gated_mlp(source, prefix, name=name, gate=names.gate)
     return sparse_mlp(source, config, prefix + name, names)

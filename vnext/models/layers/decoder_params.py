@@ -45,6 +45,15 @@ class LayerStreams(NamedTuple):
     norm: Array
 
 
+class Joint(NamedTuple):
+    """What gives shares of N streams: a linear layer of all of them, `weight` packed float32 [P * N, N * hidden], whose P parts are
+    multiplied by `scale` float32 [P] and added to `base` float32 [P * N]."""
+
+    weight: object
+    scale: Array
+    base: Array
+
+
 class Streams(NamedTuple):
     """What makes N - 1 streams of the embedding, and what takes them back, packed [hidden, hidden] each."""
 
@@ -55,8 +64,9 @@ class Streams(NamedTuple):
 class LayerParams(NamedTuple):
     """One decoder layer; attention or MLP is None where the other stands alone. Norms stand before attention and MLP, behind them
     before what they give is added, or both; None where there is none. `beside`: experts whose part is added to the MLP's; `added`:
-    what the layer adds behind its MLP; `streams`: of a layer of several; `ahead`: experts whose part the next layer
-    adds; `block`: attention and MLP whose part the layer reads beside its input."""
+    what the layer adds behind its MLP; `streams`: of a layer of several; `joints`: before attention and MLP, where streams
+    are joined; `ahead`: experts whose part the next layer adds; `block`: attention and MLP whose part the layer
+    reads beside its input."""
 
     attention_norm: Norm | None
     attention: Mixing | None
@@ -67,6 +77,7 @@ class LayerParams(NamedTuple):
     beside: Beside | None = None
     added: Added | None = None
     streams: LayerStreams | None = None
+    joints: tuple[Joint, Joint] | None = None
     ahead: SparseMlp | None = None
     block: SharedBlock | None = None
 
@@ -78,7 +89,7 @@ class Params(NamedTuple):
     they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
     where there is one; without it they run one by one, with the same bits. `inputs`: what tokens give to each layer, or None.
     `embedding_norm` is of what the first layer gets. `head_bias` float32 [V_local], None for none. `streams`: of a model of
-    several, or None.
+    several, or None; `joint`: of one whose streams are joined, behind its layers.
     """
 
     embedding: Any
@@ -94,3 +105,4 @@ class Params(NamedTuple):
     embedding_norm: Norm | None = None
     head_bias: Array | None = None
     streams: Streams | None = None
+    joint: Joint | None = None

@@ -20,6 +20,7 @@ from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Rule, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
+from vnext.models.config.expert_keys import expert_activation
 from vnext.models.config.model_config import DecoderForm, ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import Alone, LayerParams, Mixing, SideBySide
@@ -54,7 +55,7 @@ ARRAYS = ("weight", "bias", "decay_logs", "step_bias", "norm", "skips")
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if config.streams is not None or config.encoder is not None or has_index(config):
+    if config.streams or config.joined or config.encoder is not None or has_index(config):
         return None
     if config.experts is not None and (config.experts.router.marks == "mixer" or config.experts.ahead or config.experts.idle):
         return None
@@ -358,8 +359,9 @@ def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
         assert config.experts is not None
         found["scores"], found["shared_gate"] = experts.router.linear, experts.shared_gate and experts.shared_gate.linear
         found["router"] = describe_router(config.experts.router, experts.router.shape[0], experts.bias)
-        packed, is_apart = experts_and_biases(experts.gate_up)[0], _is_gated_apart(experts, config.activation)
-        found["experts"] = describe_experts(experts.gate_up, experts.down, packed.first, config.activation if is_apart else "")
+        packed, activation = experts_and_biases(experts.gate_up)[0], expert_activation(config)
+        apart = activation if _is_gated_apart(experts, activation) else ""
+        found["experts"] = describe_experts(experts.gate_up, experts.down, packed.first, apart)
         found["scores_bias"], found["share_scales"] = experts.score_bias, experts.share_scales
         found |= zip(("narrow_input", "narrow_result"), (each.weight.linear for each in experts.narrow or ()))
     return found

@@ -39,7 +39,8 @@ class LatentAttention(NamedTuple):
     """`inner`, what queries are made of, then a token's row [.., rank + turning], is whole but for queries made of the input, by
     heads; `query` is column-parallel, None where there is none. Norms [query_rank] and [rank]. `keys` packed [heads, rank, plain],
     `values` packed [heads, value, rank]. `output` is row-parallel. `gates`, column-parallel, are of each head, or None, as
-    where they come with queries. `indexer`: None where queries see all, or what the layer before has chosen."""
+    where they come with queries. `indexer`: None where queries see all, or what the layer before has chosen. `sinks` float32
+    [heads], by heads, are scores without a key, or None."""
 
     inner: Linear
     query: Linear | None
@@ -50,6 +51,7 @@ class LatentAttention(NamedTuple):
     output: Linear
     gates: Linear | None = None
     indexer: Indexer | None = None
+    sinks: Array | None = None
 
 
 def index_axes(index: Index, queries: Sized) -> LayoutTable:
@@ -177,11 +179,12 @@ def selected(indexer: Indexer | None, cache: LayerCache, x: torch.Tensor, inner:
         return kept[-1]
     joined = x.new_empty((x.shape[0], index.heads + 2, index.dim))
     joined[:, : index.heads] = chosen.linear(inner, *indexer.query).unflatten(1, (-1, index.dim))
-    joined[:, index.heads :] = chosen.layer_norm(chosen.linear(x, *indexer.key), *indexer.norm, EPS)[:, None]
+    joined[:, index.heads :] = chosen.layer_norm(chosen.linear(x, *indexer.key), *indexer.norm, index.eps)[:, None]
+    turning = joined[:, :, -latent.turning :] if index.turns_last else joined
     if index.turns_neighbours:
-        part_pairs((joined,), latent.turning)
+        part_pairs((turning,), latent.turning)
     if step.cosine is not None:
-        turn((joined,), step)
+        turn((turning,), step)
     write = RotaryWrite(None, None, EPS, None, None, cache[1], cache[1], step.slots)
     query = chosen.rotary_kv_write(joined.flatten(1), write)
     found = Selection(query.contiguous(), chosen.logits(x, indexer.weights.weight), cache[1], index.count, [])
@@ -198,7 +201,7 @@ def attended(
     [T, heads * value], or None."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
-    call = AttentionCall(*rows_of(cache, step), step.metadata, step.scale, step.window, selection=selection)
+    call = AttentionCall(*rows_of(cache, step), step.metadata, step.scale, step.window, sinks=layer.sinks, selection=selection)
     seen = chosen.paged_attention(query, call)
     found = chosen.head_products(seen[:, :, : latent.rank], layer.values)
     if gates is not None:

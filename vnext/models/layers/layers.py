@@ -376,8 +376,8 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
     if parallel.by_expert:
         first = own_experts(experts.count, parallel).start
         ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)
-    given, adds_once = (seen, shares, ids, *packs, step.config.activation), isinstance(layer.down, BiasedExperts)
-    if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or adds_once):  # a bias is added once
+    given, once = (seen, shares, ids, *packs, experts.activation or step.config.activation), isinstance(layer.down, BiasedExperts)
+    if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or once):  # a bias is added once
         found = chosen.experts(*given, parallel.all_reduce)
     else:
         found = parallel.all_reduce(chosen.experts(*given))

@@ -1,4 +1,5 @@
-"""Streams: a decoder whose layers read one of several streams, predict all of them and correct them by what they find (Gemma 3n).
+"""Streams: decoders of several streams. Layers read one of them, predict all and correct them by what they find (Gemma 3n), or read
+a sum of all and add what they find to each (hyper-connections).
 
 Sums over a row have one order, and powers are made in float64 and rounded once: bits do not depend on the rows beside.
 """
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder import embedded, mix
-from vnext.models.layers.decoder_params import LayerParams, LayerStreams, Params
+from vnext.models.layers.decoder import embedded, mix, widen
+from vnext.models.layers.decoder_params import Joint, LayerParams, LayerStreams, Params
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layer_inputs import layer_inputs, narrowed
 from vnext.models.layers.layers import LayerCache, Step, keep_input, keep_output, layer_steps, mlp, norm_of
@@ -100,3 +101,43 @@ def modes(own: LayerStreams, x: torch.Tensor, step: Step) -> torch.Tensor:
     """What one stream x [T, hidden] says of all, [T, N]."""
     routed = step.operations.linear(norm_of(x, own.router_norm, step), own.router, None)
     return routed.double().tanh().to(x.dtype)
+
+
+def forward_joined(
+    params: Params, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
+) -> tuple[torch.Tensor, KvCache]:
+    """Run one step, as `decoder.forward`. Its layers' inputs are the first stream."""
+    assert params.joint is not None and config.joined is not None
+    steps = layer_steps(kv, batch, config, parallel, params.frequencies)
+    streams = embedded(params, batch, parallel)[:, None].repeat(1, config.joined.count, 1)
+    for layer, cache, step in zip(params.layers, kv, steps):
+        keep_input(streams[:, 0], step)
+        assert layer.joints is not None and layer.attention is not None
+        read, shares = read_of(layer.joints[0], streams, step)
+        streams = with_added(streams, mix(layer.attention, cache, norm_of(read, layer.attention_norm, step), step), shares)
+        read, shares = read_of(layer.joints[1], streams, step)
+        streams = with_added(streams, widen(layer.mlp, norm_of(read, layer.mlp_norm, step), step), shares)
+    hidden, _ = read_of(params.joint, streams, steps[-1])
+    keep_output(hidden, steps[-1])
+    return norm_of(hidden, params.norm, steps[-1]).index_select(0, batch.sample_at), kv
+
+
+def read_of(joint: Joint, streams: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of streams [T, N, hidden] what is read of all, [T, hidden], and float32 [T, N] the shares that each has of what is made of
+    it, None where the joint gives none."""
+    config = step.config
+    assert config.joined is not None
+    flat = streams.flatten(1).float()
+    factor = 1.0 / (mean_square(flat) + config.rms_norm_eps).sqrt()
+    mixed: torch.Tensor = step.operations.linear(flat, joint.weight, None) * factor
+    parts = mixed.unflatten(1, (-1, config.joined.count)) * joint.scale[:, None] + joint.base.reshape(len(joint.scale), -1)
+    shares = 1.0 / (parts.neg().exp() + 1.0)
+    taken = shares[:, 0] + config.joined.eps
+    read = sum_of(streams.float() * taken[:, :, None]).to(streams.dtype)
+    return read, shares[:, 1] * config.joined.magnitude + config.joined.eps if shares.shape[1] > 1 else None
+
+
+def with_added(streams: torch.Tensor, found: torch.Tensor, shares: torch.Tensor | None) -> torch.Tensor:
+    """Streams [T, N, hidden] with what was found [T, hidden], times the share float32 [T, N] of each."""
+    assert shares is not None
+    return (found.float()[:, None] * shares[:, :, None] + streams.float()).to(streams.dtype)

@@ -54,7 +54,7 @@ class Recording:
     def wide(self, name: str) -> Any:
         return self.fused((name,))
 
-    table = scalar = wide
+    table = scalar = packed_wide = wide
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         return self.fused(tuple(name for group in groups for name in group))

@@ -21,6 +21,7 @@ from vnext.kernels.codes import BlockRows, Codes, CodesForm, FloatRows
 from vnext.kernels.cpu.native import is_built
 from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_bytes, packed_in
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
+from vnext.models.config.expert_keys import expert_activation
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Layout, Parallel, Target, check_world_size, may_be_target, own_experts, weight_axes
@@ -180,6 +181,11 @@ class Loader:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
         return self._kept.take(self._pack(names, self._formats.exact if exact else self._products(names), ""))
 
+    def packed_wide(self, name: str) -> object:
+        """One tensor's part, packed in float32 for products with float32."""
+        parts = (self._array((name,), np.dtype(np.float32)),)
+        return self._kept.take(self._place.pack(parts, "", self._formats.exact, self._stored.shards(name)))
+
     def table(self, name: str) -> Array:
         """`fused`, to look rows up in: of few bits where the checkpoint has it so and codes are kept."""
         if self._forms((name,), self._formats.products, ""):
@@ -197,7 +203,7 @@ class Loader:
         groups = groups[own.start : own.stop]
         names = tuple(name for group in groups for name in group)
         format = self._products(names)
-        shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
+        shape, gate = [self._local_shape(group) for group in groups][0], expert_activation(self._config) if gated else ""
         found = [self._found_packed(group, shape, format, gate) for group in groups]
         if self._place.is_host and not all(found) and all(self._forms(group, format, gate) for group in groups):
             found = [self._pack_and_keep(group, format, gate) for group in groups]

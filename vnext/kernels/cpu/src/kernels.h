@@ -13,7 +13,7 @@ namespace vnx {
 /* A processor has those of its architecture, rising, up to its best one; every processor has PORTABLE. Logs name them. */
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON, NEON_BF16 };
 enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM, CODES, FLOAT16, UINT8 };
-enum Gate : int { NO_GATE, SILU, GELU_TANH, SWIGLU_CLAMPED, GELU, RELU2, XIELU };  // products apply those up to SWIGLU_CLAMPED
+enum Gate : int { NO_GATE, SILU, GELU_TANH, SWIGLU_CLAMPED, SILU_LIMITED, GELU, RELU2, XIELU };  // products apply those up to SILU_LIMITED
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
 constexpr int STEP = 32;       // inputs of one step over K in bfloat16 panels and in codes

@@ -336,8 +336,10 @@ ALWAYS_INLINE Lanes activate(Lanes x, int gate) {
 
 /* What a gate and what it multiplies give. Constants as in vnext/kernels/references.py. */
 ALWAYS_INLINE Lanes gated(Lanes x, Lanes up, int gate) {
-    if (gate != SWIGLU_CLAMPED) return activate(x, gate) * up;
-    const Lanes limit = all(7.0f), below = smaller(x, limit), inside = larger(smaller(up, limit), all(0.0f) - limit);
+    if (gate != SWIGLU_CLAMPED && gate != SILU_LIMITED) return activate(x, gate) * up;
+    const Lanes limit = all(gate == SILU_LIMITED ? 10.0f : 7.0f);
+    const Lanes below = smaller(x, limit), inside = larger(smaller(up, limit), all(0.0f) - limit);
+    if (gate == SILU_LIMITED) return activate(below, SILU) * inside;
     return below / (all(1.0f) + exp_lanes(all(-1.702f) * below)) * (inside + all(1.0f));
 }
 
