@@ -28,6 +28,7 @@ from vnext.state.events import (
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
+from vnext.state.fold_commit import finish
 from vnext.state.laws import check
 from vnext.state.outputs import going_of, outputs_apart
 from vnext.state.params import Sampling
@@ -125,7 +126,7 @@ def test_turns_at_once_are_those_that_are_steady_one_by_one(form: object, monkey
                 tokens = [rng.below(config.vocab_size) for _ in range((most + 1) * max(len(state.rows), asked))]
                 state = compared_run(state, pack_tokens(tokens), most, seen, ends)
     assert min(seen["turn"], seen["run"], seen["end"]) > 50 and min(seen["joins"], seen["waits"], seen["gone"]) > 5, seen
-    assert min(seen["leads"], seen["ends"], seen["half"]) > 15, seen
+    assert min(seen["leads"], seen["ends"], seen["half"], seen["early"], seen["finished"]) > 15, seen
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
@@ -155,6 +156,8 @@ def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str], en
     """The state behind a run, which the oracle has said too, and behind one commit more, which ends it unless `most` did."""
     reported = snapshot(before)
     run = steady_run(before, memoryview(tokens), most, ends)
+    if run is not None and run.gone:
+        run = replace(run, state=finish(run.state, run.gone, "finished"))
     counts, state, drawn = run.counts if run else [], before, 0
     if run is not None and run.leads:
         assert schedule(state) == StepPlanned(step=state.planned)
@@ -164,13 +167,18 @@ def compared_run(before: State, tokens: bytes, most: int, seen: Counter[str], en
         event = StepCommitted(step=state.committed, tokens=tokens[drawn : drawn + 4 * count])
         after, matched = fold(state, event)
         seen["gone"] += 4 * len(matched.rows) < len(event.tokens)
-        assert not matched.ended and number < most + ends
-        state, drawn = after, drawn + 4 * count
         if run.ended and number == len(counts) - 1:
-            seen["ends"] += 1
+            assert matched.rows[matched.stopped | matched.at_limit].tolist() == run.gone and (ends or number < most)
+            is_surely_steady = number < most and not matched.ended and schedule(after) == StepPlanned(step=state.planned)
+            assert not is_surely_steady or (state.waiting and len(state.rows) < state.config.max_num_seqs)
+            state, drawn = after, drawn + 4 * count
+            seen["ends"] += number == most
+            seen["early"] += number < most
+            seen["finished"] += len(run.gone)
             seen["half"] += not number and not run.leads
-            assert ends and number == most
             continue
+        assert not matched.ended and number < most
+        state, drawn = after, drawn + 4 * count
         assert schedule(after) == StepPlanned(step=state.planned)
         state = reduce(after, schedule(after))
         seen["turn"] += 1

@@ -20,7 +20,7 @@ from vnext.sched.encoding import next_encoding
 from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_run, steady_turn
 from vnext.state.events import AnyEvent, StepCommitted, StepPlanned, plan_of
-from vnext.state.fold_commit import MatchedSamples
+from vnext.state.fold_commit import MatchedSamples, finish
 from vnext.state.laws import check_cheap
 from vnext.state.outputs import Going, Output, outputs, outputs_apart
 from vnext.state.reduce import fold
@@ -162,8 +162,8 @@ class Engine:
 
     def go_on(self, tokens: memoryview, most: int, ends: bool = False) -> Turns | None:
         """Fold up to `most` commits that take these tokens, each with the plan behind it, while both are the usual ones, for a
-        caller that needs no news, behind the plan that is due; and one commit more if it `ends` them. None, with nothing done, if
-        the first are not."""
+        caller that needs no news, behind the plan that is due; and one commit more if the next ones are not usual, or it `ends`
+        them. None, with nothing done, if the first are not."""
         before = self.state
         if len(before.in_flight) < before.config.pipeline_depth and any(
             source.is_on and source.next_event(before) is not None for source in self._sources
@@ -171,8 +171,15 @@ class Engine:
             return None
         if self._events or self._check is not check_cheap or (run := steady_run(before, tokens, most, ends)) is None:
             return None
-        self.state = run.state
-        return Turns(before.committed, before.planned, tokens, run.counts, run.leads, run.ended)
+        turns, self.state = Turns(before.committed, before.planned, tokens, run.counts, run.leads, run.ended), run.state
+        if run.gone:
+            try:
+                self.state = finish(run.state, run.gone, "finished")
+                self._check(self.state)
+            except Exception:
+                self._events += turns.events()  # the last of them broke the engine
+                raise
+        return turns
 
     def turn(self) -> Iterator[Ready]:
         """One decision, behind the events of all sources. Each value is to be carried out before the next is asked for; only the

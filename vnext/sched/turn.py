@@ -108,18 +108,19 @@ def _turned(state: State, event: StepCommitted, recorded: bool) -> tuple[State, 
 
 class Run(msgspec.Struct, frozen=True):
     """Steady turns, one behind the other: the state behind them and how many tokens each commit has. `leads`: a plan alone was
-    before them; `ended`: the last commit is alone."""
+    before them; `ended`: the last commit is alone, and the rows `gone` of the state are still to end with it."""
 
     state: State
     counts: list[int]
     leads: bool
     ended: bool
+    gone: list[int]
 
 
 def steady_run(state: State, tokens: memoryview, most: int, ends: bool = False) -> Run | None:
     """The state behind as many steady turns as there are, up to `most`, whose commits have these tokens (int32), each as many as
-    its step asks for; samples of requests that have left are dropped. A plan leads them where one is due, and a commit alone
-    `ends` them where there are so many. None if nothing is steady, or tokens lack."""
+    its step asks for; samples of requests that have left are dropped. A plan leads them where one is due, and a commit alone is
+    behind them if the next turn is not steady, or they are `most` and it `ends` them. None if nothing is steady, or tokens lack."""
     config, depth, (fields, count) = state.config, state.config.pipeline_depth, state.rows.cells.shape
     if any([scheduled.drafts is not None and scheduled.drafts.any() for scheduled in state.in_flight]):
         return None
@@ -144,7 +145,7 @@ def steady_run(state: State, tokens: memoryview, most: int, ends: bool = False) 
     )  # fmt: skip
     if found is None:
         return None
-    turns, ended, taken, head, moves = found
+    turns, ended, taken, head, gone, moves = found
     made = made[: leads + turns + ended]
     digest, drawn, counts = state.token_digest, 0, made[leads:, 2].tolist()
     for given in counts:
@@ -155,7 +156,7 @@ def steady_run(state: State, tokens: memoryview, most: int, ends: bool = False) 
     rows, tables = Rows(cells[(len(made) - 1) % 2], state.rows.drafting), extents.own(state.tables) if taken else state.tables
     steps = _steps(state, made[: leads + turns], len(counts), entries, asks)
     reached = _reached(state, (leads + turns, len(counts)), int(made[:, 3].sum()), rows, steps, pool, tables, digest)
-    return Run(reached, counts, leads, ended)
+    return Run(reached, counts, leads, ended, work[1, :gone].tolist())
 
 
 def _numbers(state: State, waits: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -88,6 +88,19 @@ def test_the_event_that_breaks_a_future_is_its_last(log_dir, monkeypatch, kind):
     assert after.sequence == state.sequence + len(future.events) - 1
 
 
+def test_the_commit_whose_ends_break_a_future_is_its_last(log_dir, monkeypatch):
+    """A run of turns has folded all but who leaves."""
+    def broken(state, gone, ending):
+        raise IllegalEvent("broken")
+
+    state, options = states_at(open_log(log_dir), [50])[50], future_options(open_log(log_dir), 300, 0, 0)
+    monkeypatch.setattr(engine, "finish", broken)
+    future = future_of(state, 1, options)
+    assert future.message == "IllegalEvent: broken" and isinstance(future.events[-1], StepCommitted)
+    *_, (_, _, after) = folded(state, future.events)
+    assert after.counters.finished > state.counters.finished and after.sequence == state.sequence + len(future.events)
+
+
 def test_processes_share_the_same_futures(log_dir):
     alone, _ = fork(order_of(log_dir))
     shared, _ = fork(order_of(log_dir), jobs=2)

@@ -233,8 +233,8 @@ TURNS = [
     bug(
         "turn.h",
         "a turn whose commit ends a request",
-        "own || ended ||",
-        "own || (!BAD && ended) ||",
+        "own || (ended && t->plans) ||",
+        "own || (!BAD && ended && t->plans) ||",
         OTHERWISE,
         GOES_ON,
         "P1",

@@ -21,9 +21,10 @@ from vnext.replay.futures.loads import LoadsAtOnce, Yields
 from vnext.replay.futures.redecided import Predicate
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.strides import private_copy
-from vnext.sched.engine import Engine, Ready, Turns
+from vnext.sched.engine import Engine, Ready, Source, Turns
 from vnext.sim.findings import kind_of
 from vnext.sim.rng import STRIDE, WORD, Rng
+from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import (
@@ -103,7 +104,7 @@ class _Course:
     """One future in progress. Mutable."""
 
     def __init__(self, state: State, seed: int, options: FutureOptions, predicate: Predicate | None) -> None:
-        self.engine, self.steps = Engine(private_copy(state), (LoadsAtOnce(), Yields())), 0
+        self.engine, self.steps = Engine(private_copy(state), _sources(state.config)), 0
         self.events: list[AnyEvent | Turns] = []
         self._rng, self._options, self._predicate = Rng(seed).fork(), options, predicate
         count = max(SAMPLES, state.config.max_num_seqs)
@@ -218,6 +219,8 @@ class _Course:
                 return True
             self._turns += len(turns.counts) - turns.ended
             ended = turns.ended
+            if turns.plans < leads + most and not ended:
+                return False  # the next commit is left to the reducer
         return True
 
     @property
@@ -249,6 +252,11 @@ class _Course:
         """Check all laws where they are due among the last `count` events."""
         if self.state.sequence % ALL_LAWS_EVENTS < count:
             check(self.state)
+
+
+def _sources(config: SchedulerConfig) -> list[Source]:
+    """The sources that can have events under these settings."""
+    return [*[LoadsAtOnce()] * bool(config.max_loras), *[Yields()] * bool(config.pinned_pages_max)]
 
 
 def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from vnext.state.store.drafts_numpy import drafts, match_runs, places_in_runs, s
 __all__ = ["drafts", "match_runs", "settle"]  # drafts_numpy.py defines them
 BLOCK_HASH_SIZE = 16
 TURN_WORK_LINES = 6
+NOBODY = np.empty(0, np.int64)
 Arrays = tuple[np.ndarray, ...]
 Words = tuple[int, ...]
 Named = list[tuple[bytes, int]]  # (hash, page) of each block
@@ -317,21 +318,27 @@ def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -
     turn is not steady; anything written by then is at places that no state may read.
     """
     middle = np.empty_like(step[0])
-    if (committed := _committed(step, stores[:2], middle, out[3], numbers)) is None:
+    if (half := _committed(step, stores[:2], middle, out[3], numbers)) is None:
         return None
+    committed, _ = half
     found = _planned((middle, step[1]), stores, out, numbers, by, len(committed))
     return (*found[:4], committed, found[4]) if found is not None and lawful(middle, numbers[2], by[4] if by else 0) else None
 
 
-def _committed(step: Arrays, stores: Arrays, out_cells: np.ndarray, out_work: np.ndarray, numbers: Words) -> Named | None:
-    """The first half of a turn: the names that it brings. None where it is not steady."""
+def _committed(
+    step: Arrays, stores: Arrays, out_cells: np.ndarray, out_work: np.ndarray, numbers: Words, ending: bool = False
+) -> tuple[Named, int] | None:
+    """The first half of a turn: the names that it brings, and how many rows end, if they may. None where it is not steady."""
     (cells, _, entries, samples, sampled, eos), (histories, tables), given = step, stores, len(step[4])
     places, ends = np.empty((2, given), np.int64), np.empty((2, given), bool)
     matched = match_samples(cells, entries, samples, sampled, eos, places, ends)
-    if matched != (False, 0) or not take_tokens(cells, out_cells, places[0], sampled, histories):
+    if matched is None or matched[0] or (matched[1] and not ending):
         return None
-    out_work[0, :given] = places[0]
-    return _names(out_cells, histories, tables, numbers[2], numbers[6])
+    if not take_tokens(cells, out_cells, places[0], sampled, histories):
+        return None
+    gone, out_work[0, :given] = places[0][ends.any(axis=0)], places[0]
+    out_work[1, : len(gone)] = gone
+    return _names(out_cells, histories, tables, numbers[2], numbers[6], gone), len(gone)
 
 
 def _planned(
@@ -362,55 +369,56 @@ def _planned(
 
 def turns(
     step: Steps, stores: Arrays, out: Arrays, numbers: Words, by: Words, run: tuple[int, int, bool, bool]
-) -> tuple[int, bool, int, int, Moves] | None:
-    """Steady turns, one behind the other, as many as there are tokens and steady ones. `run`: the steps in flight, at most so many
-    turns, whether a plan alone leads, and whether a commit alone ends them if there are so many.
+) -> tuple[int, bool, int, int, int, Moves] | None:
+    """Steady turns, one behind the other, as many as there are tokens and steady ones. `run`: the steps in flight, the most
+    turns, if a plan leads, and if a commit ends them where they are so many; one does if the next is not steady; it may end rows.
 
     As `turn`, but `step` has all steps in flight, as (entries, samples) each, and the tokens of all commits; samples of requests
-    that have left are dropped. `out` has cells int64[2, FIELDS, R], which the turns and halves fill in turn, entries
-    int64[depth + 1, 4, W] and samples bool[depth + 1, W], of which turn k fills those at (k + depth) % (depth + 1) and a plan that
-    leads those at depth - 1, pages taken by all, and `made` int64[n, 4]: of each turn or half, the entries and tokens of the
-    plan, the tokens of the commit, and those that were taken. Returns the number of turns, whether a commit ended them, the pages
-    taken, the queue's head, and what the prefix index goes through: pairs that come, pages that go. None if nothing is steady.
+    that have left are dropped. `out` has cells int64[2, FIELDS, R], filled in turn, entries int64[depth + 1, 4, W] and samples
+    bool[depth + 1, W], of which turn k fills those at (k + depth) % (depth + 1) and a plan that leads those at depth - 1, all pages
+    taken, and `made` int64[n, 4]: of each, the plan's entries and tokens, the commit's tokens, and those that were taken. Returns
+    the number of turns, whether a commit ended them, pages taken, the queue's head, how many rows end (second line of work), and
+    what the prefix index goes through: pairs that come, pages that go. None if nothing is steady.
     """
     (cells, drafting, in_flight, sampled, eos), (out_cells, out_entries, out_asks, out_work, out_blocks, made) = step, out
     fixed, (free, head), used, (planned_step, waits, slack) = numbers[:3], numbers[3:5], numbers[5:9], numbers[9:]
     (depth, most, leads, ends), steps, moves = run, list(in_flight), Moves()
-    taken = drawn = named = turns = calls = 0
+    taken = drawn = named = turns = calls = gone = ended = 0
     for has_commit, has_plan in [(False, True)] * leads + [(True, True)] * most + [(True, False)] * ends:
         given, slot = int(np.count_nonzero(steps[turns][1])) if has_commit else 0, (turns + depth - (not has_commit)) % (depth + 1)
-        count, total, lacks, alive, middle, committed, planned = 0, 0, 0, 0, cells, Named(), Named()
-        if has_commit:
-            commit = (cells, drafting, *steps[turns], sampled[drawn : drawn + given], eos)
-            if (half := _commit_alone(commit, stores, out_work, numbers, by)) is None:
-                break
-            middle, committed, alive = half
-        if has_plan:
+        commit = (cells, drafting, *steps[turns], sampled[drawn : drawn + given], eos) if has_commit else ()
+        half = _commit_alone(commit, stores, out_work, numbers, by) if commit else (cells, Named(), 0, 0)
+        if half is None:
+            break
+        (middle, committed, alive, gone), found = half, None
+        out_cells[calls % 2] = middle
+        if has_plan and not gone:
             words = (*fixed, free, head, *used, planned_step + len(steps) - len(in_flight), waits, slack)
             arrays = (out_cells[calls % 2], out_entries[slot], out_asks[slot], out_work, out_blocks[taken:])
-            if (found := _planned((middle, drafting), stores, arrays, words, by, named + len(committed))) is None:
-                break
-            count, total, lacks, head, planned = found
-            steps.append((out_entries[slot][:, :count].copy(), out_asks[slot][:count].copy()))
-        else:
-            out_cells[calls % 2] = middle
+            found = _planned((middle, drafting), stores, arrays, words, by, named + len(committed))
+        if (ended := found is None) and not has_commit:
+            break
+        count, total, lacks, head, planned = found or (0, 0, 0, head, [])
+        steps.append((out_entries[slot][:, :count].copy(), out_asks[slot][:count].copy()))
         moves += [*committed, *out_blocks[taken : taken + lacks].tolist(), *planned]
         made[calls] = count, total, given, alive
         cells, free, taken, drawn = out_cells[calls % 2], free - lacks, taken + lacks, drawn + given
         named, calls, turns = named + len(committed) + len(planned), calls + 1, turns + has_commit
-    ended = bool(calls) and calls == leads + most + ends and ends
-    return (turns - ended, ended, taken, head, moves) if calls else None
+        if ended:
+            break
+    return (turns - ended, bool(ended), taken, head, gone, moves) if calls else None
 
 
 def _commit_alone(
     step: Arrays, stores: Arrays, out_work: np.ndarray, numbers: Words, by: Words
-) -> tuple[np.ndarray, Named, int] | None:
-    """The cells behind a commit, the names that it brings, and how many tokens were taken; None where it is not steady."""
+) -> tuple[np.ndarray, Named, int, int] | None:
+    """The cells behind a commit, the names that it brings, how many tokens were taken and rows end; None where it is not steady."""
     (cells, drafting, *given, eos), middle = step, np.empty_like(step[0])
     if (kept := _still_there(cells, (given[0], given[1]), given[2])) is None:
         return None
-    names = _committed((cells, drafting, *kept, eos), stores[:2], middle, out_work, numbers)
-    return None if names is None or not lawful(middle, numbers[2], by[4] if by else 0) else (middle, names, len(kept[2]))
+    if (half := _committed((cells, drafting, *kept, eos), stores[:2], middle, out_work, numbers, ending=True)) is None:
+        return None
+    return (middle, half[0], len(kept[2]), half[1]) if half[1] or lawful(middle, numbers[2], by[4] if by else 0) else None
 
 
 def _still_there(cells: np.ndarray, step: Arrays, sampled: np.ndarray) -> Arrays | None:
@@ -423,6 +431,8 @@ def _still_there(cells: np.ndarray, step: Arrays, sampled: np.ndarray) -> Arrays
     return entries[:, stays], samples[stays], sampled[stays[asked]]
 
 
-def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> Named:
-    """`hash_full_blocks` for one group without a window, where no request ends; an empty list if blocks are not hashed."""
-    return hash_full_blocks(cells, np.empty(0, np.int64), histories, tables, size, bytes(8)) if caches else []
+def _names(
+    cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int, gone: np.ndarray = NOBODY
+) -> Named:
+    """`hash_full_blocks` for one group without a window, where these rows end; an empty list if blocks are not hashed."""
+    return hash_full_blocks(cells, gone, histories, tables, size, bytes(8)) if caches else []

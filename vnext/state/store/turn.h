@@ -1,5 +1,5 @@
 /* A steady turn in one pass: a commit after which everybody goes on, and the expected plan behind it; and several of them, one
-   behind the other, with a plan alone before them and a commit alone behind them. For `_columns.c` alone, whose parts it is made of; columns_numpy.turn and turns say what they mean. Writes what it is handed to be filled, and places of the arenas
+   behind the other, with a plan alone before them and a commit alone behind them, after which rows may have ended. For `_columns.c` alone, whose parts it is made of; columns_numpy.turn and turns say what they mean. Writes what it is handed to be filled, and places of the arenas
    that no state may read yet, so a turn that turns out not to be steady has changed nothing. */
 
 #ifndef VNEXT_TURN_H
@@ -9,13 +9,13 @@ typedef struct {
     Py_buffer before, drafting, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
     long long budget, threshold, size, spare, microbatches, step, waits, slack;
     Drafting by;
-    Py_ssize_t free, head, used, rows, count, width, out_width, named, alive; /* widths: of a line of `entries` and `entries_out`; named:
-                                                                                 blocks that have got names; alive: who takes a token */
+    Py_ssize_t free, head, used, rows, count, width, out_width, named, alive, gone; /* widths: of a line of `entries` and `entries_out`; named:
+                                                                                 blocks that have got names; alive: who takes a token; gone: who ends */
     int caches, whole_prompts, commits, plans, drops; /* the halves that there are; drops: samples of requests that have left are none */
 } Turn;
 
-/* Lines of `work`: the rows that take a token (for the caller), then what is needed on the way. */
-enum { TAKERS, PLACES, ENDS, TOKENS, NEED, STARTS, WORK_LINES };
+/* Lines of `work`: the rows that take a token and those that end (for the caller), then what is needed on the way. */
+enum { TAKERS, GONE, ENDS, TOKENS, NEED, STARTS, WORK_LINES };
 
 static const Py_buffer NO_WINDOW = {.buf = (int64_t[1]){0}, .len = 8};
 
@@ -53,20 +53,28 @@ static int turn_drop(Turn *t, Step *step, const int32_t **tokens, Py_ssize_t *gi
     return 1;
 }
 
-/* The commit: 0 unless the step's requests are all there (or may be dropped), nobody ends, and the histories have places. */
+/* The rows that end, in rising order, as those are that take a token. */
+static void turn_note_gone(Turn *t, const Taken *taken, Py_ssize_t given) {
+    for (Py_ssize_t n = 0; n < given; ++n)
+        if (taken->stopped[n] || taken->at_limit[n]) line_of(t, GONE)[t->gone++] = taken->rows[n];
+}
+
+/* The commit: 0 unless the step's requests are all there (or may be dropped), nobody ends (unless no plan follows), and the histories
+   have places. */
 static int turn_commit(Turn *t) {
     Py_ssize_t given = t->sampled.len / 4;
     const int64_t *ids = t->entries.buf;
     const int32_t *tokens = t->sampled.buf;
     char *ends = (char *)line_of(t, ENDS);
     Step step = {ids, ids + t->width, t->samples.buf, t->samples.len};
-    Taken taken = {line_of(t, TAKERS), line_of(t, PLACES), ends, ends + t->rows};
+    Taken taken = {line_of(t, TAKERS), line_of(t, GONE), ends, ends + t->rows};
     int own, ended;
     if (t->drops && !is_first_rows(t->before.buf, t->rows, &step) && !turn_drop(t, &step, &tokens, &given)) return 0;
     if (!rows_match_samples(t->before.buf, t->rows, &step, tokens, given, t->eos.buf, t->eos.len / 8, &taken, &own, &ended)) return 0;
-    if (own || ended || rows_fit(t->before.buf, t->rows, taken.rows, given, t->histories.len / 4) <= 0) return 0;
+    if (own || (ended && t->plans) || rows_fit(t->before.buf, t->rows, taken.rows, given, t->histories.len / 4) <= 0) return 0;
     rows_take_tokens(t->cells.buf, t->rows, taken.rows, given, tokens, t->histories.buf);
     t->alive = given;
+    if (ended) turn_note_gone(t, &taken, given);
     return 1;
 }
 
@@ -95,7 +103,7 @@ static int turn_step_holds(const Turn *t, int64_t total) {
 
 static PyObject *turn_names(Turn *t) {
     if (!t->caches) return PyList_New(0);
-    return hash_all_blocks(t->cells.buf, t->rows, NULL, 0, t->size, &t->histories, &t->tables, &NO_WINDOW);
+    return hash_all_blocks(t->cells.buf, t->rows, line_of(t, GONE), t->gone, t->size, &t->histories, &t->tables, &NO_WINDOW);
 }
 
 /* 1 with the names of both events, 0 if the turn is not steady or breaks a law, -1 with an exception set. */
@@ -106,7 +114,7 @@ static int turn_once(Turn *t, int64_t *total, int64_t *lacks, PyObject **committ
     if (t->commits && !turn_commit(t)) return 0;
     if (!(*committed = t->commits ? turn_names(t) : PyList_New(0))) return -1;
     t->named += PyList_GET_SIZE(*committed);
-    int holds = (!t->commits || rows_lawful(t->cells.buf, t->rows, t->size, t->spare)) && (!t->plans || (*total = turn_plan(t, lacks)) > 0);
+    int holds = (!t->commits || t->gone || rows_lawful(t->cells.buf, t->rows, t->size, t->spare)) && (!t->plans || (*total = turn_plan(t, lacks)) > 0);
     if (holds && !(*planned = t->plans ? turn_names(t) : PyList_New(0))) holds = -1;
     if (holds > 0 && t->plans) holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && turn_step_holds(t, *total);
     if (holds > 0) t->named += PyList_GET_SIZE(*planned);
@@ -193,8 +201,9 @@ static int turns_hand(Turns *s, Turn *t, Py_ssize_t k) {
     for (Py_ssize_t e = 0; e < t->samples.len; ++e) given += ((char *)t->samples.buf)[e] != 0;
     t->sampled = (Py_buffer){.buf = (int32_t *)all->sampled.buf + s->drawn, .len = 4 * given};
     t->blocks = (Py_buffer){.buf = (int32_t *)all->blocks.buf + s->taken, .len = all->blocks.len - 4 * s->taken};
-    t->before = (Py_buffer){.buf = s->calls ? t->cells.buf : all->before.buf, .len = all->before.len};
-    t->cells = (Py_buffer){.buf = (char *)all->cells.buf + (s->calls & 1) * all->before.len, .len = all->before.len};
+    char *halves[2] = {all->cells.buf, (char *)all->cells.buf + all->before.len};
+    t->before = (Py_buffer){.buf = s->calls ? halves[~s->calls & 1] : all->before.buf, .len = all->before.len};
+    t->cells = (Py_buffer){.buf = halves[s->calls & 1], .len = all->before.len};
     return s->drawn + given <= all->sampled.len / 4;
 }
 
@@ -221,7 +230,7 @@ static int turns_take(Turns *s, Turn *t, Py_ssize_t k, int commits, int plans) {
     Py_ssize_t head = t->head;
     t->commits = commits;
     t->plans = plans;
-    t->alive = 0;
+    t->alive = t->gone = 0;
     if (!turns_hand(s, t, k)) return 0;
     int found = turn_once(t, &total, &lacks, &committed, &planned);
     if (found <= 0) {
@@ -244,15 +253,16 @@ static int turns_take(Turns *s, Turn *t, Py_ssize_t k, int commits, int plans) {
     return noted ? 1 : -1;
 }
 
-/* As many turns as are steady, `most` at most, behind a plan that `leads` and before a commit that `ends` them; *ended: whether it
-   does. -1 with an exception set. */
+/* As many turns as are steady, `most` at most, behind a plan that `leads` and before a commit alone, if the next turn is not steady or
+   they are so many and it `ends` them; *ended: whether it does. -1 with an exception set. */
 static Py_ssize_t turns_taken(Turns *s, Py_ssize_t most, int leads, int ends, int *ended) {
     Turn t = s->all;
     Py_ssize_t k = 0;
-    int found = leads ? turns_take(s, &t, 0, 0, 1) : 1;
+    int found = leads ? turns_take(s, &t, 0, 0, 1) : 1, goes = found > 0;
     for (; found > 0 && k < most; k += found > 0) found = turns_take(s, &t, k, 1, 1);
-    if (found > 0 && ends) *ended = (found = turns_take(s, &t, k, 1, 0)) > 0;
+    if (goes && found >= 0 && (!found || ends)) *ended = (found = turns_take(s, &t, k, 1, 0)) > 0;
     s->all.head = t.head;
+    s->all.gone = t.gone;
     return found < 0 ? -1 : k;
 }
 
@@ -260,7 +270,7 @@ static Py_ssize_t turns_taken(Turns *s, Py_ssize_t most, int leads, int ends, in
          (out cells int64[2][FIELD_COUNT][R], out entries int64[depth + 1][4][W], out asks bool[depth + 1][W], out work as of turn,
           out blocks int32[n], out made int64[leads + most + ends][4]), numbers as of turn, by as of turn,
          (depth, most, leads, ends))
-   -> (turns, whether a commit ended them, blocks taken, the queue's head, moves of the prefix index), or None */
+   -> (turns, whether a commit ended them, blocks taken, the queue's head, rows that end, moves of the prefix index), or None */
 static PyObject *turns(PyObject *self, PyObject *args) {
     Turns s = {0};
     Turn *t = &s.all;
@@ -278,7 +288,7 @@ static PyObject *turns(PyObject *self, PyObject *args) {
         int begun = t->rows > 0 && most >= 0 && s.made.len >= 32 * (leads + most + ends) && t->cells.len >= 2 * t->before.len &&
                     turns_begin(&s, in_flight);
         Py_ssize_t count = begun ? turns_taken(&s, most, leads, ends, &ended) : 0;
-        if (count >= 0 && s.calls) result = Py_BuildValue("nNnnO", count, PyBool_FromLong(ended), s.taken, t->head, s.moves);
+        if (count >= 0 && s.calls) result = Py_BuildValue("nNnnnO", count, PyBool_FromLong(ended), s.taken, t->head, ended ? t->gone : 0, s.moves);
         if (!s.calls && !PyErr_Occurred()) result = Py_NewRef(Py_None);
     }
     PyMem_Free(s.counts);
