@@ -85,6 +85,7 @@ NEEDS = MappingProxyType(
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
+        "experts for the tokens of images beside those for texts": "Ernie4_5_VLMoe Ernie4_5_VL_Moe",
         "a text that attends to images by layers of its own (cross-attention)": "Mllama",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert

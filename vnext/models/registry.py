@@ -225,7 +225,7 @@ HOSTED, SEEING = "vnext.models.hosted.family", "vnext.models.hosted.seeing"
 TURNING = MappingProxyType(
     {
         "qwen2_vl_text": "Qwen2ForCausalLM", "glm4v_text": "Glm4ForCausalLM", "glm_ocr_text": "Glm4ForCausalLM",
-        "paddleocr_vl_text": "LlamaForCausalLM",
+        "paddleocr_vl_text": "LlamaForCausalLM", "glm4v_moe_text": "Glm4MoeForCausalLM",
     }
 )  # fmt: skip
 """Decoders that turn tokens of images by rows and columns, section behind section -> the architectures that they are otherwise."""

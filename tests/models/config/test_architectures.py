@@ -37,8 +37,8 @@ def test_nothing_is_in_two_lists() -> None:
 NEEDS = {
     "FalconForCausalLM": "a decoder", "Qwen2VLForConditionalGeneration": "images", "ZambaForCausalLM": "a state",
     "JetMoeForCausalLM": "experts", "DbrxForCausalLM": "experts", "BltForCausalLM": "bytes",
-    "DeepseekV4ForCausalLM": "hyper-connections", "Qwen4ExpForCausalLM": "n-grams",
-    "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
+    "DeepseekV4ForCausalLM": "hyper-connections", "Qwen4ExpForCausalLM": "n-grams", "QwertyForCausalLM": "",
+    "T5ForConditionalGeneration": "an encoder", "Ernie4_5_VLMoeForConditionalGeneration": "experts for the tokens of images",
 }  # fmt: skip
 
 

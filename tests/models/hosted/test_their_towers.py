@@ -31,12 +31,16 @@ from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.unread import has_tower, tower_tensors, unread
 from vnext.runtime.rank.their_images import TheirImages
 
-COUNT, TURNED = 6, ("qwen2_vl", "glm4v", "glm_ocr", "paddleocr_vl")
+COUNT, TURNED = 6, ("qwen2_vl", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")
 PICTURES = [np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8) for size in ((40, 70, 3), (33, 20, 3), (32, 32, 3))]
 SETTINGS: dict[str, dict[str, Any]] = {
     "few pages": {"max_model_len": 100, "num_blocks_override": 26, "enable_prefix_caching": False},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "ranks": {"tensor_parallel_size": 2},
 }  # fmt: skip
+CROSSED = (
+    ("qwen2_vl", "few pages"), ("glm4v_moe", "ranks"), ("internvl", "drafts"), ("minicpmv4_6", "few pages"),
+    ("lfm2_vl", "drafts"),
+)  # fmt: skip
 ASKED = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
 
 
@@ -87,7 +91,7 @@ def test_answers_are_those_of_transformers(folder: Path, key: str) -> None:
     assert unread(path) == "" and has_tower(path, load_config(path))
 
 
-@pytest.mark.parametrize("key, name", [*(("aya_vision", name) for name in SETTINGS), ("qwen2_vl", "few pages"), ("qwen2_vl", "ranks")])
+@pytest.mark.parametrize("key, name", [*(("aya_vision", name) for name in SETTINGS), *CROSSED])
 def test_no_setting_changes_a_bit(folder: Path, key: str, name: str) -> None:
     path = folder / f"{key} {name}"
     save(path, key)

@@ -173,6 +173,16 @@ CASES = {
         ("<image>", "<vis>", "</vis>", "<video>"), {"image_token": "<image>", "video_token": "<video>"}, {},
         ("Glm4vImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 8192}}),
     ),
+    "glm4v_moe": Case(
+        "Glm4vMoe", TEXT | {
+            "model_type": "glm4v_moe_text", "attention_bias": True, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}},
+        {"vision_config": GRID | {"depth": 2, "num_heads": 4, "image_size": SIDE}},
+        ("<image>", "<vis>", "</vis>", "<video>"), {"image_token": "<image>", "video_token": "<video>"}, {},
+        ("Glm4vImageProcessorPil", {"patch_size": PATCH, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 8192}}),
+    ),
     "glm_ocr": Case(
         "GlmOcr", TEXT | {
             "model_type": "glm_ocr_text", "head_dim": 16,

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: Whisper's encoder, and Qwen 2."""
+"""Qwen2-Audio: Whisper's encoder, Qwen 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whisper: an encoder of sounds, and a decoder."""
+"""Whisper: encoder of sounds, decoder."""
 
 from __future__ import annotations
 
