@@ -26,6 +26,7 @@ from vnext.state.state import State
 
 ROUNDS = 400
 RUNNING = (32, 256, 1024)
+LENGTHS = (1_000, 1_000_000)
 
 running = pytest.mark.parametrize("request_count", RUNNING)
 
@@ -41,6 +42,19 @@ def test_step(benchmark, request_count: int) -> None:
 
     benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=32)
     assert len(state.rows) == request_count, "the benchmark left its steady state"
+
+
+@pytest.mark.parametrize("prompt_length", LENGTHS)
+def test_step_of_one_request(benchmark, prompt_length: int) -> None:
+    """The same with one request, by its length."""
+    state = steady_decode(1, prompt_length)
+
+    def step() -> None:
+        nonlocal state
+        state = advance(state)
+
+    benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=32)
+    assert int(state.rows.computed[0]) > prompt_length + ROUNDS, "the benchmark left its steady state"
 
 
 @running

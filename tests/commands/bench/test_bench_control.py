@@ -11,8 +11,9 @@ import pytest
 from vnext.commands.bench.cli import main
 from vnext.commands.bench.control.comm import ROUNDS_MAX, _decode, arrays_of, batches_of, incremental, whole_message
 from vnext.commands.bench.control.sched import costs
-from vnext.commands.bench.control.steady import steady_decode
+from vnext.commands.bench.control.steady import advance, planned, steady_decode
 from vnext.runtime.protocol.settings import SettingsError
+from vnext.state.events import StepPlanned
 from vnext.state.reduce import reduce
 
 
@@ -43,6 +44,18 @@ def test_a_full_broadcast_grows_with_the_batch_and_an_incremental_one_does_not(
     assert sizes["full", 32] > 3.9 * sizes["full", 8] > 32 * 512 and sizes["incremental", 32] < sizes["incremental", 8] + 8 * 32
     assert all(run[name] > 0 for run in runs for name in ("encode_us", "channel_us", "receipt_us", "build_us"))
     assert "bytes/step" in capsys.readouterr().out
+
+
+def test_a_step_is_the_expected_one_behind_a_million_tokens() -> None:
+    """Its event is no larger than behind a thousand, and its pages are all of the prompt's and no more."""
+    for length in (1_000, 1_000_000):
+        state = steady_decode(1, length)
+        for _ in range(2 * state.config.block_size):
+            assert planned(state) == StepPlanned(step=state.planned)
+            state = advance(state)
+        computed = int(state.rows.computed[0])
+        assert computed > length + 2 * state.config.block_size - 1
+        assert np.count_nonzero(state.pool.ref) == -(-computed // state.config.block_size)
 
 
 def test_ranks_wait_for_what_a_step_does_not_hide() -> None:

@@ -1,7 +1,7 @@
 """A steady engine of a given number of requests: the state between two decode steps, without model, process or channel.
 
-Prompts have 512 to 527 tokens, so at block size 16 one row in sixteen completes a block each step and takes a new one. Steps go as
-in asynchronous mode (plan t+1, then commit t), with the cheap laws checked. The prefix cache is on.
+Prompts have 512 to 527 tokens, where nothing else is said, so at block size 16 one row in sixteen completes a block each step and
+takes a new one. Steps go as in asynchronous mode (plan t+1, then commit t), with the cheap laws checked. The prefix cache is on.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def started(config: SchedulerConfig) -> State:
     return start(EngineStarted(config=config, model="none", model_digest="", world_size=1, environment={}, started_ns=0))
 
 
-def empty_engine(request_count: int) -> State:
+def empty_engine(request_count: int, prompt_length: int = PROMPT_LENGTH) -> State:
     """A new engine with room for `request_count` requests to the end."""
-    length = PROMPT_LENGTH + BLOCK_SIZE + STEPS_MAX
+    length = prompt_length + BLOCK_SIZE + STEPS_MAX
     return started(SchedulerConfig(
         block_size=BLOCK_SIZE,
         page_count=request_count * (length // BLOCK_SIZE + 2),
@@ -41,11 +41,11 @@ def empty_engine(request_count: int) -> State:
     ))  # fmt: skip
 
 
-def arrivals(request_count: int) -> Iterator[RequestArrived]:
+def arrivals(request_count: int, prompt_length: int = PROMPT_LENGTH) -> Iterator[RequestArrived]:
     """Requests with random prompts, the same for every engine."""
     rng = np.random.default_rng(0)
     for index in range(request_count):
-        prompt = rng.integers(3, VOCABULARY, PROMPT_LENGTH + index % BLOCK_SIZE)
+        prompt = rng.integers(3, VOCABULARY, prompt_length + index % BLOCK_SIZE)
         sampling = Sampling(seed=index, max_tokens=STEPS_MAX, ignore_eos=True)
         yield RequestArrived(
             id=RequestId(index), name=str(index), prompt=pack_tokens(prompt), sampling=sampling, priority=0, arrival_ns=0
@@ -74,10 +74,10 @@ def advance(state: State) -> State:
     return state
 
 
-def steady_decode(request_count: int) -> State:
+def steady_decode(request_count: int, prompt_length: int = PROMPT_LENGTH) -> State:
     """A state with all prompts computed and one step in flight, like every later state."""
-    state = empty_engine(request_count)
-    for event in arrivals(request_count):
+    state = empty_engine(request_count, prompt_length)
+    for event in arrivals(request_count, prompt_length):
         state = reduce(state, event)
     state = reduce(state, planned(state))
     while state.waiting or int((state.rows.known - state.rows.computed).max()) > 1:
