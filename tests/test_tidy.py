@@ -146,7 +146,7 @@ ARROWS = {
     },
     "replay/rerun": {
         "base", "kernels", "models", "sampling", "media/vectors", "runtime/protocol", "runtime/batch", "runtime/processes",
-        "runtime/rank/by_parts", "runtime/rank/images", "state/*", "sched/*",
+        "runtime/rank/by_parts", "runtime/rank/images", "runtime/rank/their_images", "state/*", "sched/*",
     },
     "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*", "state/store/inputs"},
     "replay/ui": {
@@ -213,6 +213,7 @@ LATE_IMPORTS = {
     "vnext/models/loading/named.py": (1, "zipfile, for a wheel that is fetched"),
     "vnext/runtime/processes/replicas.py": (1, "threads, to end several engines"),
     # torch and the model's side come when a log has been found good
+    "vnext/replay/rerun/kept_inputs.py": (1, "transformers, for models whose towers it computes"),
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
     "vnext/replay/execution/audit.py": (5, "torch"),

@@ -159,7 +159,7 @@ def test_other_doors_say_what_the_model_reads(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).status_code == 200, "as of a model that reads text only"
     files = {"file": ("a.wav", SOUNDS[0], "audio/wav")}
     answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files=files, timeout=60)
-    assert answer.json()["error"]["message"] == "The model here writes no transcripts: serve one that does, such as Whisper."
+    assert answer.json()["error"]["message"] == "The model here writes no transcripts: ask it in /v1/chat/completions, with input_audio."
 
 
 def test_a_program_gives_sounds_in_any_form(server: Server, hearing: tuple[Path, torch.nn.Module]) -> None:

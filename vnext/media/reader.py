@@ -26,6 +26,8 @@ from vnext.state.store.inputs import Input, with_inputs
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from vnext.media.theirs import TheirForm, TheirSounds
+
 FORMS: Mapping[str, Callable[..., OwnForm]] = MappingProxyType(
     {
         "anyres": anyres.form_in, "grid": grid.form_in, "omni": grid.omni_in, "rows": rows.form_in, "tiles": tiles.form_in,
@@ -39,18 +41,31 @@ READ = MappingProxyType({"image": "images", "video": "videos", "audio": "sounds"
 """Kinds of inputs -> several of them."""
 Place: TypeAlias = tuple[bytes, int, int]
 """An input's digest, how many tokens it has, and how many of them are the form's."""
-THEIRS, SOUNDS = "theirs", "sounds"
-"""The names of the forms of models that transformers' processors read for, and of those that read sounds."""
+THEIRS, HEARD, SOUNDS = "theirs", "heard", "sounds"
+"""The names of the forms of models for which transformers' processors read images, or sounds, and of others that read sounds."""
 
 
 def form_of(folder: Path, sizes: str) -> Form:
     """The form of the images of the model in a folder; `sizes`: its name, the token of an image and other numbers. Raises
     MediaError."""
-    if sizes.split()[0] != THEIRS:
-        return own_form(folder, sizes)
-    from vnext.media.theirs import TheirForm  # loads transformers
+    found = their_form(folder, sizes) if sizes.split()[0] == THEIRS else own_form(folder, sizes)
+    return cast("Form", found)
 
-    return TheirForm(folder, tuple(map(int, sizes.split()[1:])))
+
+def their_form(folder: Path, sizes: str) -> TheirForm | TheirSounds:
+    """The form of the images or sounds of a model whose tower transformers computes. Raises MediaError."""
+    from vnext.media.theirs import TheirForm, TheirSounds  # loads transformers
+
+    name, *tokens = sizes.split()
+    return (TheirForm if name == THEIRS else TheirSounds)(folder, tuple(map(int, tokens)))
+
+
+def sounds_of(folder: Path, sizes: str) -> SoundForm | TheirSounds:
+    """The form of the sounds of the model in a folder. Raises MediaError."""
+    if sizes.split()[0] == HEARD:
+        return cast("TheirSounds", their_form(folder, sizes))
+    token, samples = map(int, sizes.split()[1:])
+    return SoundForm(token, samples)
 
 
 def own_form(folder: Path, sizes: str) -> OwnForm:
@@ -74,10 +89,9 @@ class ImageReader:
     def __init__(self, model_path: Path, sizes: str, addresses: Iterable[str], rules: MediaRules = MediaRules()) -> None:
         """`sizes`: the form of images, of sounds or of both, as the engine tells them; `addresses`: of the engines. Raises
         MediaError."""
-        forms = {form.split()[0] == SOUNDS: form for form in sizes.split(", ")}
+        forms = {form.split()[0] in (SOUNDS, HEARD): form for form in sizes.split(", ")}
         self._form = form_of(model_path, forms[False]) if False in forms else None
-        token, samples = map(int, forms.get(True, "sounds 0 0").split()[1:])
-        self._sounds = SoundForm(token, samples) if True in forms else None
+        self._sounds = sounds_of(model_path, forms[True]) if True in forms else None
         self._store, self._rules = MediaStore(map(folder_of, addresses)), rules
         self._films: FilmForm | None = getattr(self._form, "films", None)
         known = {"image": self._form, "video": self._films, "audio": self._sounds}
@@ -108,9 +122,9 @@ class ImageReader:
             raise self._unread("a sound", name)
         if custom != NOT_CUSTOM:
             raise MediaError(f"{name} is read in one way only: leave mm_processor_kwargs and media_io_kwargs out")
-        samples, count = form.heard(self.bytes_at(sound, name) if isinstance(sound, str) else sound, name)
-        [digest] = self._store.put([file_of(samples)], name, [(None if self._form is None else 0, None)])
-        return Shown(form.mark * count, ((digest, count, count),), "audio")
+        found = form.heard(self.bytes_at(sound, name) if isinstance(sound, str) else sound, name)
+        [digest] = self._store.put([file_of(found.samples)], name, [(None if self._form is None else 0, None)])
+        return Shown(found.text, ((digest, found.length, found.vectors),), "audio")
 
     def _unread(self, kind: str, name: str) -> MediaError:
         reads = " and ".join(READ[each] for each in self.shown)
@@ -163,7 +177,7 @@ class ImageReader:
         kinds = dict.fromkeys(() if self._form is None else self._form.tokens, "image")
         if self._form is not None and self._films is not None and not self._shares:
             kinds[self._form.tokens[-1]] = "video"
-        kinds |= {} if self._sounds is None else {self._sounds.token: "audio"}
+        kinds |= {} if self._sounds is None else {self._sounds.tokens[0]: "audio"}
         places, behind, queues = np.flatnonzero(np.isin(given, [*kinds])), 0, {kind: deque[Place]() for kind in READ}
         for image in images:
             queues[image.kind if image.kind in kinds.values() else "image"].extend(image.inputs)

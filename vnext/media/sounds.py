@@ -198,6 +198,16 @@ class SoundReader:
         return np.concatenate((input_tokens(digest, self.span), np.array(tokens, dtype=np.int32))).tobytes()
 
 
+class Listened(NamedTuple):
+    """A sound among the tokens of a prompt: its samples float32 [N], the text that stands for it, how many tokens that has, and how
+    many of them stand for `vectors`."""
+
+    samples: np.ndarray
+    text: str
+    length: int
+    vectors: int
+
+
 class SoundForm(NamedTuple):
     """How a model reads sounds among the tokens of its prompts: `token` stands for vectors, `samples` are the most of a sound;
     marks as a Form's (seen.py)."""
@@ -211,13 +221,13 @@ class SoundForm(NamedTuple):
     def tokens(self) -> tuple[int, ...]:
         return (self.token,)
 
-    def heard(self, sound: object, name: str) -> tuple[np.ndarray, int]:
-        """A sound's samples, as read_whole has them, and how many tokens stand for it. Raises MediaError."""
+    def heard(self, sound: object, name: str) -> Listened:
+        """A sound as read_whole has it. Raises MediaError."""
         samples = read_whole(sound, name, self.samples)
         if (count := states_of(len(samples)) // 2) < TOKENS_MIN:
             least = 4 * TOKENS_MIN * HOP / SAMPLE_RATE
             raise MediaError(f"{name} has {len(samples) / SAMPLE_RATE:.2f} seconds: the model reads {least:g} at least")
-        return samples, count
+        return Listened(samples, self.mark * count, count, count)
 
 
 def columns_of(samples: int) -> int:

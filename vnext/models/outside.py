@@ -99,6 +99,8 @@ DECODERS = ("", *tuple(NEEDS)[:2])
 PREFIX = "transformers/"
 """Of an architecture that transformers computes, as in "transformers/OPTForCausalLM"."""
 REMEDY = "pip install 'vnext[transformers]'"
+SEES, HEARS = "def get_image_features(", "def get_audio_features("
+"""In the code of models with a tower."""
 PLUS = "+"
 """Behind the name of a model whose tower transformers computes, before that of its decoder."""
 _CLASS = re.compile(r"^class (\w+(?:ForCausalLM|LMHeadModel))\(", re.MULTILINE)
@@ -144,9 +146,9 @@ def parts_seen(architecture: str) -> tuple[str, str]:
 
 
 def has_tower_of(name: str, model_type: str) -> bool:
-    """Whether the installed package has a model of this name whose images become embeddings of its decoder."""
+    """Whether the installed package has a model of this name whose images, or sounds, become embeddings of its decoder."""
     text = modeling(model_type)
-    return f"class {name}(" in text and "def get_image_features(" in text
+    return f"class {name}(" in text and (SEES in text or HEARS in text)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,15 +228,12 @@ def save(path: Path, key: str) -> torch.nn.Module:
     config = getattr(transformers, f"{case.name}Config")(
         text_config=case.text, image_token_id=VECTOR, image_token_index=VECTOR, pad_token_id=0, **case.config
     )
-    model = getattr(transformers, f"{case.name}ForConditionalGeneration")(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
-            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+    model = unlike(getattr(transformers, f"{case.name}ForConditionalGeneration")(config))
     model.save_pretrained(path)
     file = path / "model.safetensors"
     own = {name.replace("language_model.model.blocks.", "language_model.model.layers."): each for name, each in load_file(file).items()}
     save_file(own, file, {"format": "pt"})  # transformers saves Kimi K2.5 under names that no checkpoint has
-    save_words(path, case)
+    save_words(path, case.words, case.extra)
     name, settings = case.images
     source: Any = transformers if name.endswith("Pil") else module_of(config.model_type)
     getattr(source, name)(**settings).save_pretrained(path)
@@ -243,15 +241,23 @@ def save(path: Path, key: str) -> torch.nn.Module:
     return model
 
 
-def save_words(path: Path, case: Case) -> None:
-    """Save a tokenizer whose numbers from VECTOR on are the words of images."""
-    words = {word: VECTOR + at for at, word in enumerate(case.words)}
+def unlike(model: torch.nn.Module) -> torch.nn.Module:
+    """A new model whose norms and biases are no longer ones and zeros."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+    return model.eval()
+
+
+def save_words(path: Path, own: Sequence[str], extra: dict[str, str], template: str = TEMPLATE) -> None:
+    """Save a tokenizer whose numbers from VECTOR on are these words, of images or sounds."""
+    words = {word: VECTOR + at for at, word in enumerate(own)}
     vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, VECTOR)} | {"<pad>": 0, "<bos>": 1, "<eos>": 2} | words
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
     tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *words)])
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", extra_special_tokens=case.extra
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", extra_special_tokens=extra
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     fast.save_pretrained(path)

@@ -11,7 +11,9 @@ import msgspec
 from vnext.models.config.json_keys import Json, number, positive, refuse, required
 from vnext.models.errors import ModelError
 
-FormName = Literal["tiles", "anyres", "rows", "whole", "grid", "theirs"]
+FormName = Literal["tiles", "anyres", "rows", "whole", "grid", "theirs", "heard"]
+THEIRS = ("theirs", "heard")
+"""Of towers that transformers computes, of images and of sounds."""
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +86,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         numbers = {
             "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most, self.film_token),
             "rows": (self.patch, self.shuffle, self.side),
-            "whole": (self.side, self.vectors), "theirs": self.more_tokens,
+            "whole": (self.side, self.vectors), "theirs": self.more_tokens, "heard": (),
             "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
         return " ".join(map(str, ("omni" if self.hears else self.form, self.image_token, *numbers)))

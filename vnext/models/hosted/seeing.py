@@ -1,7 +1,7 @@
-"""Seeing: models whose towers the installed transformers computes as they are, beside a decoder of ours.
+"""Seeing, or hearing: models whose towers the installed transformers computes as they are, beside a decoder of ours.
 
-The whole model's own code runs on one image at a time, up to where it would give its decoder embeddings: what it puts in the place
-of the image's tokens are its vectors. A model that gives its decoder more than these, or other places, is refused by name.
+The whole model's own code runs on one image or sound at a time, up to where it would give its decoder embeddings: what it puts in
+the place of the input's tokens are its vectors. A model that gives its decoder more than these, or other places, is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -34,7 +35,7 @@ from vnext.models.hosted.stepping import Stepped
 from vnext.models.layers.assembly import Source
 from vnext.models.layers.sharding import Layout
 from vnext.models.layers.tower import Parts
-from vnext.models.outside import modeling, parts_seen
+from vnext.models.outside import SEES, modeling, parts_seen
 from vnext.models.registry import TURNING, Family, family
 
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.")
@@ -46,6 +47,7 @@ GRID_CODE = "def get_rope_index("
 IMPLIED: Mapping[str, Json] = MappingProxyType({"glm_ocr_text": {"attention_bias": False}})
 """What the code of a decoder says and its configuration does not, by model_type."""
 NOT_SERVED = "which vnext does not serve"
+PLURAL = {"image": "images", "audio": "sounds"}
 
 
 # ---- the decoder -------------------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def parse(own: Family, raw: Json, generation: Json) -> ModelConfig:
     if decoder.startswith("Gemma"):
         raise ModelError(f"{name} has a decoder of Gemma's, which scales what it is given, {NOT_SERVED} beside another's tower")
     whole = config_of(raw)
-    for key in (*raw, *(raw.get("text_config") or {}), *(raw.get("vision_config") or {})):
+    for key in (*raw, *(raw.get("text_config") or {}), *(raw.get("vision_config") or {}), *(raw.get("audio_config") or {})):
         raw.get(key)  # transformers has read all
     given = {key: value for key, value in whole.text_config.to_dict().items() if value is not None}
     ours = {key: value for key, value in raw.items() if key in ("dtype", "torch_dtype", ASKED_LENGTH, "tokenizer_eos_token_id")}
@@ -121,7 +123,8 @@ def parse(own: Family, raw: Json, generation: Json) -> ModelConfig:
         raise ModelError(f"{name} turns tokens of images by their rows and columns, {NOT_SERVED} with a tower of transformers")
     if SCALING.search(code) is None:  # the whole model's head has no scale of its decoder's
         config = replace(config, form=replace(config.form, logits_scale=1.0), logits_softcap=0.0)
-    return replace(config, architecture=architecture, tower=tower_of(whole, config.hidden_size, name))
+    tower = seeing_of if SEES in code else hearing_of
+    return replace(config, architecture=architecture, tower=tower(whole, config.hidden_size, name))
 
 
 def config_of(raw: Json) -> PreTrainedConfig:
@@ -133,29 +136,51 @@ def config_of(raw: Json) -> PreTrainedConfig:
         raise ModelError(f"transformers {transformers.__version__} does not read this config.json: {first_line(error)}") from error
 
 
-def tower_of(whole: PreTrainedConfig, width: int, name: str) -> Tower:
-    """What the scheduler knows of a tower: the token of vectors, and sizes by which its work is estimated."""
-    token = getattr(whole, "image_token_id", getattr(whole, "image_token_index", None))
+def seeing_of(whole: PreTrainedConfig, width: int, name: str) -> Tower:
+    """What the scheduler knows of a tower of images: the token of vectors, and sizes by which its work is estimated."""
+    vision = whole.vision_config
+    patch = number(vision, 14, "patch_size")
+    found = tower_of(whole, width, name, "image", vision)
+    return replace(
+        found,
+        grid=max(number(vision, 384, "image_size") // patch, 1),
+        patch=patch,
+        more_tokens=tuple(getattr(whole, "visual_indicator_token_ids", ())),
+    )
+
+
+def hearing_of(whole: PreTrainedConfig, width: int, name: str) -> Tower:
+    """The same, of a tower of sounds, as if its states lay in a square."""
+    own = getattr(whole, "audio_config", None) or getattr(whole, "encoder_config", None)
+    if getattr(whole, "has_lora_adapter", False):
+        raise ModelError(f"{name} hears by an adapter of its own, {NOT_SERVED}")
+    found = tower_of(whole, width, name, "audio", own)
+    return replace(found, form="heard", grid=isqrt(number(own, 1500, "max_source_positions", "max_position_embeddings")))
+
+
+def number(own: object, usual: int, *keys: str) -> int:
+    """The first of these members that a configuration has."""
+    found = next((value for key in keys if (value := getattr(own, key, None))), usual)
+    return int(found if not isinstance(found, list | tuple) else found[0])
+
+
+def tower_of(whole: PreTrainedConfig, width: int, name: str, kind: str, own: object) -> Tower:
+    """What both have, by the tower's own configuration."""
+    token = getattr(whole, f"{kind}_token_id", getattr(whole, f"{kind}_token_index", None))
     if not isinstance(token, int):
-        raise ModelError(f"the configuration of {name} names no token that stands for images, {NOT_SERVED}")
-
-    def number(usual: int, *keys: str) -> int:
-        found = next((value for key in keys if (value := getattr(whole.vision_config, key, None))), usual)
-        return int(found if not isinstance(found, list | tuple) else found[0])
-
-    hidden, patch = number(1024, "hidden_size", "embed_dim"), number(14, "patch_size")
+        raise ModelError(f"the configuration of {name} names no token that stands for {PLURAL[kind]}, {NOT_SERVED}")
+    hidden = number(own, 1024, "hidden_size", "embed_dim", "d_model", "hidden_dim")
     return Tower(
         form="theirs",
         image_token=token,
-        grid=max(number(384, "image_size") // patch, 1),
-        patch=patch,
+        grid=1,
+        patch=1,
         width=width,
         hidden_size=hidden,
-        intermediate_size=number(4 * hidden, "intermediate_size"),
-        layer_count=number(24, "num_hidden_layers", "depth"),
-        head_count=number(16, "num_attention_heads", "num_heads"),
+        intermediate_size=number(own, 4 * hidden, "intermediate_size", "encoder_ffn_dim"),
+        layer_count=number(own, 24, "num_hidden_layers", "depth", "encoder_layers", "num_layers"),
+        head_count=number(own, 16, "num_attention_heads", "num_heads", "encoder_attention_heads"),
         eps=1e-6,
-        more_tokens=tuple(getattr(whole, "visual_indicator_token_ids", ())),
     )
 
 
@@ -217,7 +242,7 @@ class TheirTower:
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype) -> None:
         """Raises ModelError."""
         assert config.tower is not None
-        self._width, self._scale = config.tower.width, config.form.embedding_scale
+        self._width, self._scale, self._dtype = config.tower.width, config.form.embedding_scale, dtype
         self._turned = config.tower.image_token if config.rope.axes else None
         self._name, _ = parts_seen(config.architecture)
         whole = config_of(read_config(path))
@@ -251,7 +276,7 @@ class TheirTower:
 
     def _vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int) -> torch.Tensor:
         kinds = {} if self._turned is None else {"mm_token_type_ids": (tokens == self._turned).astype(np.int64)[None]}
-        tensors = {name: torch.from_numpy(each) for name, each in (kinds | dict(given)).items() if name in self._takes}
+        tensors = {name: self._tensor(each) for name, each in (kinds | dict(given)).items() if name in self._takes}
         try:
             self._base(input_ids=torch.from_numpy(tokens)[None], **tensors, **self._how)
             raise ValueError("its decoder was given nothing")
@@ -269,6 +294,11 @@ class TheirTower:
         if not isinstance(found, torch.Tensor) or not has_all or found[0, : span.start].any() or found[0, span.stop :].any():
             raise ModelError(f"{self._name} gives its decoder no vectors in the places of its images' tokens, {NOT_SERVED}")
         return found[0, span] * self._scale if self._scale != 1.0 else found[0, span]
+
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        found = torch.from_numpy(array)
+        return found.to(self._dtype) if found.is_floating_point() else found
 
 
 def size_of(given: Mapping[str, np.ndarray]) -> int:

@@ -33,6 +33,7 @@ from vnext.models.config.folder import (
 )
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.config.pooling import tail_files
+from vnext.models.config.tower_config import THEIRS
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
 from vnext.models.layers.sharding import Layout, layout_of, weight_axes, whole_shape
@@ -353,7 +354,7 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
         drafting.assemble(recording, config)
     names = recording.read - recording.heads
     drawn = {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
-    ours = config.sound or (config.tower and config.tower.form != "theirs")
+    ours = config.sound or (config.tower and config.tower.form not in THEIRS)
     return drawn | _tower_tensors(path, config) if ours else drawn
 
 

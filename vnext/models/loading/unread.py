@@ -13,6 +13,7 @@ from vnext.base.tokenizer_files import template_names
 from vnext.models.config.folder import is_dummy, read_config
 from vnext.models.config.json_keys import Json, Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
+from vnext.models.config.tower_config import THEIRS
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import ROOT, Checkpoint, open_checkpoint
 from vnext.models.loading.gguf_tensors import unread_gguf
@@ -135,7 +136,7 @@ def has_tower(path: Path, config: ModelConfig) -> bool:
 
 def is_theirs(config: ModelConfig) -> bool:
     """Whether transformers computes the tower."""
-    return config.tower is not None and config.tower.form == "theirs"
+    return config.tower is not None and config.tower.form in THEIRS
 
 
 def tower_tensors(stored: Checkpoint, config: ModelConfig) -> list[str]:

@@ -6,6 +6,7 @@ removed. No tower is loaded: a run with other kernels or data types has the reco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from vnext.media.vectors import VectorFiles
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.tower_config import THEIRS
 from vnext.models.errors import ModelError
 from vnext.replay.rerun.model_of_log import KeptAt
 from vnext.replay.rerun.numerics import CannotRun
@@ -23,6 +25,15 @@ IN_MEMORY = 64
 """Inputs whose vectors are."""
 
 
+def form_there(path: Path, config: ModelConfig, there: Mapping[str, str]) -> str:
+    """What of its processor's settings the vectors of an engine with this environment depend on. Raises ModelError."""
+    if (tower := config.tower) is None or tower.form not in THEIRS:
+        return inputs_form(path, config)
+    from vnext.runtime.rank.their_images import form_of_log  # loads transformers
+
+    return form_of_log(path, tower, there.get("dtype", ""), there.get("kernels", ""))
+
+
 class KeptInputs(InputVectors):
     """The vectors that the engine of a log had."""
 
@@ -30,11 +41,11 @@ class KeptInputs(InputVectors):
         """For the model at `path`, whose activations are of `dtype`. Raises CannotRun."""
         tower, sound = config.tower, config.sound
         super().__init__(tower.image_token if tower is not None else sound.token if sound is not None else 0)
+        there = started.environment
         try:
-            form = inputs_form(path, config)
+            form = form_there(path, config, there)
         except ModelError as error:
             raise CannotRun(str(error)) from error
-        there = started.environment
         numbers = {"dtype": there.get("dtype"), "kernels": there.get("kernels"), "numbers": there.get("batch_invariant")}
         identity = {"model": started.model_digest, "version": kept.version, "form": form, **numbers}
         self._files = None if kept.folder is None else VectorFiles(kept.folder, identity, room_bytes=0)

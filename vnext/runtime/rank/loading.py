@@ -22,6 +22,7 @@ from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
 from vnext.models.config.stages import of_stage
+from vnext.models.config.tower_config import THEIRS
 from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike, with_whole_experts
@@ -227,7 +228,7 @@ def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
         from vnext.runtime.rank.images import open_inputs  # computes in torch
 
         numbers = {"dtype": runner.dtype, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance)}
-        if tower is not None and tower.form == "theirs":
+        if tower is not None and tower.form in THEIRS:
             from vnext.runtime.rank.their_images import open_their_inputs  # loads transformers
 
             runner.parts.inputs = open_their_inputs(settings, runner.path, config, numbers)

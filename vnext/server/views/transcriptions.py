@@ -98,7 +98,9 @@ async def _written(request: web.Request, task: str) -> web.StreamResponse:
     started_s, context = time.monotonic(), request.app[SERVER_CONTEXT]
     sounds = context.sounds
     if sounds is None:
-        raise InvalidRequest("The model here writes no transcripts: serve one that does, such as Whisper.", "model")
+        hears = "audio" in context.shown
+        remedy = "ask it in /v1/chat/completions, with input_audio" if hears else "serve one that does, such as Whisper"
+        raise InvalidRequest(f"The model here writes no transcripts: {remedy}.", "model")
     form = await read_form(request, "file")
     body, client = body_of(form), client_of(request)
     call = Call(
