@@ -33,7 +33,8 @@ if [ "$processes" -gt 1 ]; then
     { timeout 180 "$VENV/bin/python" -m perf.whisper --fetch || echo "tests with Whisper's weights will be skipped"; } & # once: 150 MB
     { # writes bytecode once: what all processes import, then their tests, whose asserts each would rewrite
         env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers"
-        "$VENV/bin/python" -m pytest --collect-only -qq >/dev/null || true
+        "$VENV/bin/python" -m compileall -q -x '/test_[^/]*$' vnext perf tests || true
+        PYTHONPATH="$ROOT/tests/run" "$VENV/bin/python" -m pytest -p rewriting --noconftest -qq tests >/dev/null || true
     } &
     "$VENV/bin/python" -m mypy >/dev/null & # fills its cache while a core is idle: a test that fills it may outlast the bound of a hang
 fi
