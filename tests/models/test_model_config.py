@@ -46,7 +46,7 @@ def test_both_spellings_of_rope() -> None:
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["T5Model"]}, "'T5Model' is not supported: it is known and missing here, it needs an encoder; supported are L"),
-    ({"architectures": ["HYV4ForCausalLM"]}, "it needs several streams .hyper-connections. and attention to keys that are compressed or chosen; supported are"),
+    ({"architectures": ["DeepseekV4ForCausalLM"]}, "it needs several streams .hyper-connections. and attention to keys that are compressed; supported are"),
     ({"architectures": ["LlamaForTokenClassification"]}, "it needs a head that labels text or fills gaps"),
     ({"architectures": ["LamaForCausalLM"]}, "'LamaForCausalLM' is not supported: no such name is known here, check it in config.json; supported"),
     ({"architectures": None}, "names no architecture"),
@@ -111,6 +111,7 @@ INTERLEAVED = TURNING | {"text_config": TURNING["text_config"] | {"head_dim": 16
 SHARED = {"towers.siglip"}  # parts of several families
 WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim", "attention_heads")} | {"d_model": 8}
 HEARING = {"text_config": PLAIN, "audio_config": {}}
+OMNI = {"thinker_config": TURNING | {"audio_config": {}}}
 HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 
 
@@ -119,7 +120,7 @@ def parse_as(architecture: str, **changes: Any) -> ModelConfig:
         "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Mamba2": {"num_heads": 2, "head_dim": 32, "n_groups": 1}, "Whisper": WHISPER, "Qwen2Audio": HEARING,
         "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "Lfm3": {"layer_types": ["conv", "full_attention"]},
         **dict.fromkeys(("KimiLinear", "OlmoHybrid", "BailingHybrid"), HALF_LINEAR),
-        "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
+        "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen2_5Omni": OMNI, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
     }  # fmt: skip
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
     return parse_config({**PLAIN, **own, "architectures": [architecture], **changes}, {})

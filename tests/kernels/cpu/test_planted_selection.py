@@ -160,7 +160,7 @@ def changed(module: ModuleType, fault: Fault) -> ModuleType:
 def is_found() -> bool:
     """Whether any check fails."""
     checks: tuple[Callable[[], Any], ...] = (
-        lambda: held.test_a_query_sees_the_keys_with_the_best_scores(torch.float32),
+        lambda: held.test_a_query_sees_the_keys_with_the_best_scores(torch.float32, None),
         held.test_layers_without_an_index_see_what_the_last_one_chose,
         lambda: [torch.testing.assert_close(attention.choose_keys(*each), operations.selected.chosen_keys(*each)) for each in CHOICES],
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from engine_here import llm_here
-from their_cases import TEMPLATE as SEEING, TEXT, VECTOR, save_words, unlike
+from their_cases import MARK, SOUND_CASES, TEMPLATE as SEEING, VECTOR, save_words, unlike
 
 from vnext import LLM, SamplingParams
 from vnext.media.pictures import MediaError
@@ -23,7 +23,7 @@ from vnext.models.errors import ModelError
 from vnext.models.loading.unread import has_tower, unread
 from vnext.replay.cli.main import main as replay
 
-COUNT, MARK = 6, "<sound>"
+COUNT = 6
 WORDS = (MARK, "<begin>", "<end>")
 TEMPLATE = SEEING.replace("'image' %}<image>", "'audio' %} <begin> <sound> <end>")
 LENGTHS = (1.3, 0.9, 2.2)
@@ -34,47 +34,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "few pages": {"max_model_len": 100, "num_blocks_override": 26, "enable_prefix_caching": False},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "ranks": {"tensor_parallel_size": 2},
 }  # fmt: skip
-ENCODER = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=16)
-OLDER = dict(d_model=64, encoder_ffn_dim=96, encoder_layers=2, encoder_attention_heads=4, num_mel_bins=16)
-
-
-class Case(NamedTuple):
-    """A model of transformers: the name before `ForConditionalGeneration`, its decoder, its configuration, what its processor says,
-    its extractor's class and settings."""
-
-    name: str
-    text: dict[str, Any]
-    config: dict[str, Any]
-    processor: dict[str, Any]
-    extractor: tuple[str, dict[str, Any]]
-
-
-QWEN3 = TEXT | {"model_type": "qwen3", "head_dim": 12}
-WHISPER = ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 1})
-CASES = {
-    "qwen3_asr": Case(
-        "Qwen3ASR", QWEN3,
-        {"audio_config": OLDER | {"downsample_hidden_size": 8, "output_dim": 48, "n_window_infer": 200}},
-        {}, ("Qwen3ASRFeatureExtractor", {"feature_size": 16}),
-    ),
-    "glmasr": Case(
-        "GlmAsr", TEXT | {"model_type": "llama"}, {"audio_config": ENCODER | {"intermediate_size": 256}}, {"audio_token": MARK},
-        ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 2}),
-    ),
-    "audioflamingo3": Case(
-        "AudioFlamingo3", TEXT | {"model_type": "qwen2"}, {"audio_config": ENCODER | {"max_source_positions": 50}}, {}, WHISPER,
-    ),
-    "moss_transcribe_diarize": Case(
-        "MossTranscribeDiarize", QWEN3,
-        {"audio_config": ENCODER | {"max_source_positions": 100}, "audio_chunk_size": 2 * SAMPLE_RATE},
-        {"audio_token": MARK}, ("MossTranscribeDiarizeFeatureExtractor", {"feature_size": 16, "chunk_length": 2}),
-    ),
-}  # fmt: skip
 
 
 def save(path: Path, key: str) -> Any:
     """Save the model of a case, with tokenizer and processor; returns it as transformers computes it."""
-    case = CASES[key]
+    case = SOUND_CASES[key]
     torch.manual_seed(1)
     config = getattr(transformers, f"{case.name}Config")(text_config=case.text, audio_token_id=VECTOR, pad_token_id=0, **case.config)
     model = getattr(transformers, f"{case.name}ForConditionalGeneration")(config)
@@ -112,7 +76,7 @@ def answers(llm: LLM, asked: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
     return llm.generate(prompts, ASKED, use_tqdm=False)
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize("key", SOUND_CASES)
 def test_answers_are_those_of_transformers(folder: Path, key: str) -> None:
     path = folder / key
     model = save(path, key)

@@ -214,6 +214,43 @@ CASES = {
         {}, ("MiniCPMV4_6ImageProcessorPil", {"patch_size": PATCH, "scale_resolution": SIDE, "max_slice_nums": 4}),
     ),
 }  # fmt: skip
+MARK = "<sound>"
+ENCODER = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=16)
+OLDER = dict(d_model=64, encoder_ffn_dim=96, encoder_layers=2, encoder_attention_heads=4, num_mel_bins=16)
+
+
+class SoundCase(NamedTuple):
+    """A model of transformers: the name before `ForConditionalGeneration`, its decoder, its configuration, what its processor says,
+    its extractor's class and settings."""
+
+    name: str
+    text: dict[str, Any]
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    extractor: tuple[str, dict[str, Any]]
+
+
+QWEN3 = TEXT | {"model_type": "qwen3", "head_dim": 12}
+WHISPER = ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 1})
+SOUND_CASES = {
+    "qwen3_asr": SoundCase(
+        "Qwen3ASR", QWEN3,
+        {"audio_config": OLDER | {"downsample_hidden_size": 8, "output_dim": 48, "n_window_infer": 200}},
+        {}, ("Qwen3ASRFeatureExtractor", {"feature_size": 16}),
+    ),
+    "glmasr": SoundCase(
+        "GlmAsr", TEXT | {"model_type": "llama"}, {"audio_config": ENCODER | {"intermediate_size": 256}}, {"audio_token": MARK},
+        ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 2}),
+    ),
+    "audioflamingo3": SoundCase(
+        "AudioFlamingo3", TEXT | {"model_type": "qwen2"}, {"audio_config": ENCODER | {"max_source_positions": 50}}, {}, WHISPER,
+    ),
+    "moss_transcribe_diarize": SoundCase(
+        "MossTranscribeDiarize", QWEN3,
+        {"audio_config": ENCODER | {"max_source_positions": 100}, "audio_chunk_size": 2 * 16_000},
+        {"audio_token": MARK}, ("MossTranscribeDiarizeFeatureExtractor", {"feature_size": 16, "chunk_length": 2}),
+    ),
+}  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<bos> {{ message.role }} "
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
