@@ -199,10 +199,10 @@ def families() -> str:
     names: dict[str, list[str]] = {}
     for architecture, file in FAMILIES.items():
         name = architecture.removesuffix("ForCausalLM").replace("ForConditionalGeneration", "*")
-        names.setdefault(file.replace(".", "/"), []).append(f"`{name}`")
+        names.setdefault(file.replace(".", "/"), []).append(name)
     folder = ROOT / "vnext" / "models" / "families"
     texts = {file: (ast.get_docstring(ast.parse((folder / f"{file}.py").read_text())) or "").partition("\n\n")[0] for file in names}
-    rows = [(f"`{file}.py`", ", ".join(found), re.sub(r"\s+", " ", texts[file])) for file, found in names.items()]
+    rows = [(f"`{file}.py`", f"`{' '.join(found)}`", re.sub(r"\s+", " ", texts[file])) for file, found in names.items()]
     cases = (ROOT / "tests/models/hosted/their_cases.py").read_text()
     foreign = re.findall(r'^    "\w+": (?:Sound)?Case\(\s+"(\w+)"', cases, re.MULTILINE)
     theirs = f"`{' '.join(f'{name}*' for name in foreign)}`"

@@ -143,6 +143,7 @@ ROWS = MappingProxyType(
         "HYV3ForCausalLM": Row("experts.glm4_moe", "hy_v3", "HYV3Model"),
         "MiniMaxM2ForCausalLM": Row("experts.mixtral", "minimax_m2", "MiniMaxM2Model"),
         "Ernie4_5_MoeForCausalLM": Row("experts.ernie4_5_moe", "ernie4_5_moe", "Ernie4_5_MoeModel"),
+        "DeepseekForCausalLM": Row("experts.deepseek", "deepseek", "DeepseekModel"),
         "BailingMoeForCausalLM": Row("experts.bailing", "bailing_moe"),
         "BailingMoeV2ForCausalLM": Row("experts.bailing", "bailing_moe_v2"),
         "Llama4ForCausalLM": Row("experts.llama4", "llama4_text", "Llama4TextModel"),
@@ -189,6 +190,8 @@ ROWS = MappingProxyType(
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})
 MODEL_TYPES = MappingProxyType({row.model_type: architecture for architecture, row in ROWS.items()})
 """config.json's model_type -> the architecture, for files that name none."""
+TEXTS = MappingProxyType({"deepseek_ocr2_text": "DeepseekForCausalLM"})
+"""The model_type of a decoder beside a tower, where it has one of its own -> the architecture."""
 BODIES = MappingProxyType({row.body: architecture for architecture, row in ROWS.items() if row.body})
 """Models saved without what makes them write -> the architecture that they belong to."""
 
@@ -252,7 +255,7 @@ def _as_seen(architecture: str, raw: Mapping[str, object]) -> str:
     """The architecture as it is computed where transformers has its tower, and a family of ours its decoder."""
     text, kind = raw.get("text_config"), str(raw.get("model_type"))
     decoder_type = str(text.get("model_type")) if isinstance(text, Mapping) else f"{kind}_text"
-    decoder = TURNING.get(decoder_type) or MODEL_TYPES.get(decoder_type, "")
+    decoder = (TURNING | TEXTS | MODEL_TYPES).get(decoder_type, "")
     return PREFIX + architecture + PLUS + decoder if decoder and has_tower_of(architecture, kind) else architecture
 
 

@@ -56,6 +56,11 @@ CLIP_SQUARE = {"size": SQUARE, "crop_size": SQUARE}
 NEXT = ("LlavaNextImageProcessorPil", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE,
         "image_grid_pinpoints": [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]})  # fmt: skip
 TILES = ("GotOcr2ImageProcessorPil", {"size": SQUARE, "max_patches": 4, "crop_to_patches": True})
+SAM = {
+    "hidden_size": 16, "output_channels": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 1,
+    "mlp_dim": 24, "global_attn_indexes": [1], "downsample_channels": [16, 24], "initializer_range": 0.15,
+}  # fmt: skip
+"""Its grid and that of pieces give the 256 and 144 queries that the model has."""
 CASES = {
     "internvl": Case(
         "InternVL", TEXT | {"model_type": "qwen2"},
@@ -212,6 +217,14 @@ CASES = {
         {"image_token": "<image>", "image_start_token": "<im>", "image_end_token": "</im>", "slice_start_token": "<slice>",
          "slice_end_token": "</slice>", "image_id_start_token": "<id>", "image_id_end_token": "</id>", "video_token": "<video>"},
         {}, ("MiniCPMV4_6ImageProcessorPil", {"patch_size": PATCH, "scale_resolution": SIDE, "max_slice_nums": 4}),
+    ),
+    "deepseek_ocr2": Case(
+        "DeepseekOcr2",
+        TEXT | {"model_type": "deepseek_ocr2_text", "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3,
+                "moe_intermediate_size": 20, "mlp_layer_types": ["dense", "sparse"]},
+        {"vision_config": {"sam_config": SAM, "encoder_config": TEXT | {"hidden_size": 24, "num_key_value_heads": 4, "vocab_size": 1}}},
+        ("<image>",), {}, {"processor_class": "DeepseekOcr2Processor", "patch_size": 1},
+        ("DeepseekOcr2ImageProcessorPil", {"size": {"height": 64, "width": 64}, "tile_size": 48, "max_patches": 3}),
     ),
 }  # fmt: skip
 MARK = "<sound>"

@@ -23,6 +23,7 @@ from vnext.runtime.processes import launch
 MORE = {
     "LlamaForCausalLM": {**BASE, "model_type": "llama"},
     "MiMoForCausalLM": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
+    "DeepseekForCausalLM": {**BASE, "n_routed_experts": 8, "moe_intermediate_size": 40},
     "BailingMoeForCausalLM": {**BASE, "num_experts": 8, "moe_intermediate_size": 40},
     "BailingMoeV2ForCausalLM": {**BASE, "num_experts": 16, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "head_dim": 24},
     "Llama4ForConditionalGeneration": {"text_config": {**BASE, "head_dim": 16, "num_local_experts": 4}, "vision_config": {}},
@@ -43,6 +44,12 @@ MORE = {
     },
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
+    },
+    "Qwen2_5OmniForConditionalGeneration": {
+        "thinker_config": {
+            "text_config": {**BASE, "rope_parameters": {"mrope_section": [BASE["hidden_size"] // BASE["num_attention_heads"] // 2, 0, 0]}},
+            "vision_config": {"hidden_size": 64, "depth": 2}, "audio_config": {},
+        }
     },
     "Qwen2AudioForConditionalGeneration": {"text_config": {**BASE, "model_type": "qwen2"}, "audio_config": {}},
     "Gemma3nForConditionalGeneration": {

@@ -9,6 +9,9 @@ from vnext.models.config.json_keys import Json, flag, number, positive, shown
 from vnext.models.config.model_config import Experts, ModelConfig
 from vnext.models.errors import ModelError
 
+GROUPED = "group_limited_greedy"
+"""The topk_method of DeepSeek V2 by groups."""
+
 
 def mixtral_experts(raw: Json, *, marks: Literal["softmax", "sigmoid"] = "softmax") -> Experts:
     """Experts in each layer, of which the shares sum to one. Raises ModelError."""
@@ -32,6 +35,18 @@ def sigmoid_experts(raw: Json, dense_layers: tuple[int, ...] = ()) -> Experts:
     return checked(
         Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense_layers, shared_size=shared_size)
     )
+
+
+def softmax_experts(raw: Json, dense_layers: tuple[int, ...], group_best: int = 1) -> Experts:
+    """Experts marked by softmax, in groups if topk_method says so or is not there, beside shared ones. `group_best`: by how many of
+    its best a group is marked. Raises ModelError."""
+    has_groups = raw.get("topk_method", GROUPED) == GROUPED
+    groups = (positive(raw, "n_group", 1), positive(raw, "topk_group", 1)) if has_groups else (1, 1)
+    count, wide = positive(raw, "n_routed_experts"), positive(raw, "moe_intermediate_size")
+    normalise, scale = flag(raw, "norm_topk_prob"), number(raw, "routed_scaling_factor", 1.0)
+    router = Router(positive(raw, "num_experts_per_tok"), normalise, "softmax", scale, *groups, group_best=group_best)
+    shared = wide * positive(raw, "n_shared_experts", 1)
+    return checked(Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense_layers, shared_size=shared))
 
 
 def expert_activation(config: ModelConfig) -> str:

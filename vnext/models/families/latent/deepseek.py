@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vnext.kernels.calls import Router
-from vnext.models.config.expert_keys import checked, dense_kinds, first_layers, sigmoid_experts
+from vnext.models.config.expert_keys import GROUPED, dense_kinds, first_layers, sigmoid_experts, softmax_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
@@ -32,7 +31,6 @@ MISTRAL, MINICPM, AX, AX_2 = "Mistral4ForCausalLM", "MiniCPM3ForCausalLM", "AXK1
 SPARSE, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
 AFTER = "post_mlp_layernorm"
 COUNT = "num_nextn_predict_layers"
-GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
     {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 )
@@ -136,13 +134,7 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
         return sigmoid_experts(raw, dense)
     if is_second:
         refuse(raw, "norm_topk_prob", unless=(False,))
-    has_groups = not is_second or raw["topk_method"] == GROUPED
-    groups = (positive(raw, "n_group", 1), positive(raw, "topk_group", 1)) if has_groups else (1, 1)
-    count, wide = positive(raw, "n_routed_experts"), positive(raw, "moe_intermediate_size")
-    normalise, scale = flag(raw, "norm_topk_prob"), number(raw, "routed_scaling_factor", 1.0)
-    router = Router(positive(raw, "num_experts_per_tok"), normalise, "softmax", scale, *groups, group_best=1 if is_second else 2)
-    shared = wide * positive(raw, "n_shared_experts", 1)
-    return checked(Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense, shared_size=shared))
+    return softmax_experts(raw if is_second else raw | {"topk_method": GROUPED}, dense, group_best=1 if is_second else 2)
 
 
 def growth_of(raw: Json) -> tuple[float, int, int] | None:
