@@ -267,11 +267,11 @@ def norm_kind_of(dtype: object, kind: Kind) -> Kind:
 
 
 def _number(field: PackedLinear | Described | Array | float | None) -> int:
+    if field is None or isinstance(field, int):
+        return field or 0
     if isinstance(field, (PackedLinear, Described)):
         return field.address
-    if isinstance(field, float):
-        return int(np.float64(field).view(np.int64))
-    return field if isinstance(field, int) else address_or_0(field)
+    return int(np.float64(field).view(np.int64)) if isinstance(field, float) else address(field)
 
 
 def run(

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from vnext.base.tokenizer_files import file_state
-from vnext.kernels.format import GGUF_BLOCKS, Cut, Format, Settings, stored_formats
+from vnext.kernels.format import GGUF_BLOCKS, Cut, Format, Settings, format_of, stored_formats
 from vnext.models.config.folder import (
     CONFIG_NAME,
     DUMMY_NAME,
@@ -103,7 +103,7 @@ class Checkpoint:
         self.is_bare = is_bare
         self.settings = settings
         self._tensors = tensors
-        self._stored_formats, self._formats = stored_formats(), dict[str, Format | None]()
+        self._formats: dict[str, Format | None] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -142,10 +142,16 @@ class Checkpoint:
         """The format that holds a weight; None for floats, and where there is no such weight. Raises ModelError."""
         if name not in self._formats:
             try:
-                self._formats[name] = next(filter(None, (each.found(name, self) for each in self._stored_formats)), None)
+                self._formats[name] = self._found(name)
             except ValueError as error:
                 raise ModelError(f"{name} in {self.path} cannot be read: {error}") from error
         return self._formats[name]
+
+    def _found(self, name: str) -> Format | None:
+        """Each type of block is a format, which needs not be looked for."""
+        if (dtype := self.stored_dtype(name)) in GGUF_BLOCKS:
+            return format_of(dtype)
+        return next(filter(None, (each.found(name, self) for each in stored_formats())), None)
 
     def hold(self, name: str, format: Format) -> None:
         """From now on count a weight as held in this format."""

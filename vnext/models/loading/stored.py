@@ -138,6 +138,7 @@ class StoredWeights:
         self.part: Callable[[AnyAxis], Part] = cache(lambda axis: axis_part(axis, config, parallel))
         self._forms: dict[tuple[str, int, int, int], CodesForm] = {}
         self._values: dict[str, Format] = {}
+        self._alike: dict[tuple[object, ...], tuple[CodesForm, ...]] = {}
         self._cut: Callable[[Layout], int] = cache(lambda layout: shards_of_layout(layout, config, parallel))
         self._whole: Callable[[Layout], tuple[int, ...]] = cache(lambda layout: whole_shape(layout, config))
 
@@ -194,14 +195,21 @@ class StoredWeights:
 
     def round(self, names: tuple[str, ...], products: Format) -> None:
         """Count those of a weight's parts that have no codes as held in what the format of products rounds them to, if it does."""
+        if not any(map(self._may_round, names)):
+            return
         for name, takes_few in zip(names, self._take_few(names)):
-            self._round(name, takes_few, products)
+            if self._may_round(name):
+                self._round(name, takes_few, products)
+
+    def _may_round(self, name: str) -> bool:
+        """Whether it is a weight without codes."""
+        held = self._checkpoint.format_of(name)
+        has_floats = self._checkpoint.dtype(name) is not None if held is None else not held.has_codes
+        return has_floats and self.layout(name).inner is not None
 
     def _round(self, name: str, takes_few: Sequence[bool], products: Format) -> None:
         held, layout = self._checkpoint.format_of(name), self.layout(name)
-        is_float = held is None and self._checkpoint.dtype(name) is not None
-        if layout.inner is None or not (is_float or (held is not None and not held.has_codes)):
-            return
+        assert layout.inner is not None
         inputs, floats = axis_size(layout.inner, self._config), FLIPPED if layout.flipped else PLAIN
         first, last = (products.rounds(held or floats, inputs, self.run(name), few) for few in (takes_few[0], takes_few[-1]))
         if first is not None:
@@ -234,6 +242,15 @@ class StoredWeights:
     def forms(self, names: tuple[str, ...], gate: str) -> tuple[CodesForm, ...]:
         """What the codes of a weight of these parts, one below the other, are made of; () where a group would be divided, or the
         kernels have no order for them."""
+        kinds = [(self.layout(name), self._checkpoint.format_of(name), self._values.get(name)) for name in names]
+        if not all(each.has_one_form for _, *formats in kinds for each in formats if each):
+            return self._probed(names, gate)
+        key = gate, *kinds
+        if key not in self._alike:
+            self._alike[key] = self._probed(names, gate)
+        return self._alike[key]
+
+    def _probed(self, names: tuple[str, ...], gate: str) -> tuple[CodesForm, ...]:
         run, parts = self.run(names[0]), [part for name in names for part in self.parts(name)]
         try:
             probed = [self._form(part, run) for part in parts]
