@@ -210,7 +210,6 @@ def _object_at(place: str) -> Format:
     return found
 
 
-@cache
 def stored_formats() -> tuple[Format, ...]:
     """Those that checkpoints may hold beside floats and blocks of GGUF files."""
     return tuple(format_of(row.name) for row in FORMATS.values() if row.is_stored and row.name not in GGUF_BLOCKS)

@@ -103,7 +103,7 @@ class Checkpoint:
         self.is_bare = is_bare
         self.settings = settings
         self._tensors = tensors
-        self._formats: dict[str, Format | None] = {}
+        self._stored_formats, self._formats = stored_formats(), dict[str, Format | None]()
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -151,7 +151,7 @@ class Checkpoint:
         """Each type of block is a format, which needs not be looked for."""
         if (dtype := self.stored_dtype(name)) in GGUF_BLOCKS:
             return format_of(dtype)
-        return next(filter(None, (each.found(name, self) for each in stored_formats())), None)
+        return next(filter(None, (each.found(name, self) for each in self._stored_formats)), None)
 
     def hold(self, name: str, format: Format) -> None:
         """From now on count a weight as held in this format."""
