@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from vnext.base.quick_tuples import quick_tuples
+from vnext.base.quick_tuples import _evaluated, quick_tuples
 
 T = TypeVar("T")
 SOURCE = '''
@@ -67,6 +67,24 @@ def test_a_class_is_what_typing_makes(name: str) -> None:
     with quick_tuples():
         quick = run(SOURCE)
     assert seen(quick[name]) == seen(usual[name])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_is_made_by_the_same_code(name: str) -> None:
+    usual = run(SOURCE)[name].__new__
+    with quick_tuples():
+        quick = run(SOURCE)[name].__new__
+    names = ("__name__", "__qualname__", "__doc__", "__defaults__", "__kwdefaults__", "__module__", "__builtins__")
+    assert [getattr(quick, each) for each in names] == [getattr(usual, each) for each in names]
+    codes = ("co_code", "co_consts", "co_names", "co_varnames", "co_argcount", "co_name", "co_filename", "co_stacksize", "co_flags")
+    assert [getattr(quick.__code__, each) for each in codes] == [getattr(usual.__code__, each) for each in codes]
+    assert quick.__globals__ == usual.__globals__
+
+
+def test_other_source_is_evaluated() -> None:
+    assert _evaluated("number + 1", {"number": 2}) == 3
+    other = _evaluated("lambda _cls, a: _tuple_new(_cls, (a, a))", {"_tuple_new": tuple.__new__})
+    assert callable(other) and other(tuple, 4) == (4, 4)
 
 
 def test_its_values() -> None:
