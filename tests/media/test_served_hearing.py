@@ -6,8 +6,10 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,10 @@ from tests.models.families.towers.listener_cases import sounds
 from vnext import LLM, SamplingParams
 from vnext.media.sounds import sound_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.spoken import Spoken, asked_of
+from vnext.server.answers.transcripts import Sent
+from vnext.text.answer import Delta
 from vnext.text.template import ChatTemplate
 
 SOUNDS = [wav(each[:length, None], 1, 16) for each, length in zip(sounds(2, seed=3), (16_000, 9_999))]
@@ -157,9 +163,82 @@ def test_other_doors_say_what_the_model_reads(server: Server) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}], "max_tokens": 1}
     assert httpx.post(f"{server.url}/v1/messages", json=body, timeout=60).status_code == 200, "as of a model that reads text only"
-    files = {"file": ("a.wav", SOUNDS[0], "audio/wav")}
-    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files=files, timeout=60)
-    assert answer.json()["error"]["message"] == "The model here writes no transcripts: ask it in /v1/chat/completions, with input_audio."
+
+
+def transcribed(server: Server, data: bytes = SOUNDS[0], door: str = "transcriptions", **fields: str) -> httpx.Response:
+    files = {"file": ("a.wav", data, "audio/wav")}
+    return httpx.post(f"{server.url}/v1/audio/{door}", files=files, data=fields, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("door", "fields", "words"),
+    [
+        ("transcriptions", {}, "Transcribe the input speech."),
+        ("transcriptions", {"language": "de", "prompt": "d3 e4"}, "Transcribe the input speech. It is in German. d3 e4"),
+        ("translations", {"temperature": "0.7", "seed": "5"}, "Translate the input speech into English."),
+    ],
+)
+def test_transcripts_are_the_answers_of_a_chat(server: Server, door: str, fields: dict[str, str], words: str) -> None:
+    body = {"messages": [{"role": "user", "content": heard(SOUNDS[0], text=words)}], "temperature": 0, "logprobs": True}
+    body |= {"temperature": 0.7, "seed": 5} if "seed" in fields else {}
+    right = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    text, usage = right["choices"][0]["message"]["content"].strip(), right["usage"]
+    found = transcribed(server, door=door, **fields, **{"include[]": "logprobs"}).json()
+    kept = [each for each in found["logprobs"] if each["bytes"]]
+    assert found["text"] == text and [each["logprob"] for each in kept] == [
+        each["logprob"] for each in right["choices"][0]["logprobs"]["content"][: len(kept)]
+    ]
+    assert found["usage"] == {
+        "type": "tokens", "input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
+        "total_tokens": usage["total_tokens"],
+    }  # fmt: skip
+    assert transcribed(server, door=door, **fields, response_format="text").text == text + "\n"
+    events = [line[6:] for line in transcribed(server, door=door, stream="true", **fields).text.split("\n\n") if "{" in line]
+    *deltas, done = map(msgspec.json.decode, events)
+    assert "".join(each["delta"] for each in deltas) == done["text"] == text and len(deltas) > 2
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "sentence"),
+    [
+        (SOUNDS[0], {"response_format": "srt"}, "response_format is srt: the model here tells no times, take json or text."),
+        (wav(np.zeros((100, 1)), 1, 16), {}, "file has 0.01 seconds: the model reads 0.16 at least."),
+        (wav(np.zeros((16_320, 1)), 1, 16), {}, "file has 1.0 seconds: the model reads 1 at once, give its parts."),
+    ],
+)
+def test_what_such_a_model_cannot_write_down_gets_a_sentence(server: Server, data: bytes, fields: dict[str, str], sentence: str) -> None:
+    answer = transcribed(server, data, **fields)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, sentence)
+
+
+MARKED = [
+    (["language En", "glish<asr_te", "xt>Hi,", " you"], "Hi, you"), (["language None<asr_text>"], ""), (["langu", "or"], "languor"),
+    (["la", "n"], "lan"), (["language " + "x" * 80, "y"], "language " + "x" * 80 + "y"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pieces", "text"), MARKED)
+def test_the_language_before_a_mark_is_no_part_of_a_transcript(pieces: list[str], text: str) -> None:
+    shown: list[str] = []
+    reader = Spoken(AnswerParts(None), True, Sent(lambda words: shown.append(words) is None))
+    for place, piece in enumerate(pieces, 1):
+        finish = "stop" if place == len(pieces) else ""
+        reader.delta(
+            Mock(), Delta(text=piece, tokens=(), offsets=(), logprobs=(), token_ids=(), token_count=place, finish=finish)
+        )
+    assert "".join(shown) == reader.words == text
+
+
+def test_a_model_that_marks_transcripts_is_asked_without_words() -> None:
+    def asked(language: str | None, prompt: str = "", task: str = "transcribe") -> list[tuple[str, object]]:
+        return [(each.role, each.content) for each in asked_of(b"x", task, language, prompt, is_marked=True)]
+
+    assert [role for role, _ in asked(None)] == ["user"] and asked("English") == asked("EN")
+    assert [asked("en", "Ada")[at] for at in (0, 2)] == [("system", "Ada"), ("assistant", "language English<asr_text>")]
+    with pytest.raises(InvalidRequest, match="^language is 'xx': it must be one of ar, cs"):
+        asked("xx")
+    with pytest.raises(InvalidRequest, match="translates nothing: take /v1/audio/transcriptions"):
+        asked("en", task="translate")
 
 
 def test_a_program_gives_sounds_in_any_form(server: Server, hearing: tuple[Path, torch.nn.Module]) -> None:

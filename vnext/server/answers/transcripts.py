@@ -9,7 +9,7 @@ segments, for where the next window begins and for what is heard once more: Whis
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from vnext.server.answers.writing import Json
@@ -145,3 +145,24 @@ def verbose(task: str, language: str, duration_s: float, heard: Sequence[Said]) 
     ]  # fmt: skip
     text = "".join(each.text for each in heard).strip()
     return {"task": task, "language": language, "duration": round(duration_s, 2), "text": text, "segments": shown}
+
+
+async def always() -> None:
+    """There is always room."""
+
+
+class Sent:
+    """What a client was sent of a transcript, if it wants it as it comes: no space stands around all of it."""
+
+    def __init__(self, say: Callable[[str], bool] | None = None, room: Callable[[], Awaitable[None]] = always) -> None:
+        """Has sent nothing. `say`: sends a text, and returns whether more can be sent before there is `room`."""
+        self.room, self.is_live = room, say is not None
+        self._say, self._space, self._has_begun = say, "", False
+
+    def text(self, text: str) -> bool:
+        """The transcript goes on with it; returns as `say`."""
+        words = (whole := self._space + text).rstrip()
+        self._space = whole[len(words) :]
+        words = words if self._has_begun else words.lstrip()
+        self._has_begun = self._has_begun or bool(words)
+        return not words or self._say is None or self._say(words)

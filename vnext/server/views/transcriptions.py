@@ -4,7 +4,7 @@ A sound is heard in windows, each a request to the engine, whose prompt says the
 a window's last text ends, the next one begins. At temperature 0, a window whose answer is unlikely or repeats itself is heard again
 at higher ones, and one that is probably silent has no text (answers/transcripts). Texts are those of tokens; times come of tokens
 that stand for them. A stream has the text of a sound without times token by token, for which it is heard once, and that of others
-window by window.
+window by window. A model that chats about sounds is asked in a chat, once (answers/spoken).
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, UncheckedParams
 from vnext.server.answers.beams import generation_of
+from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Choice
 from vnext.server.answers.logprobs import logprob_entry, speller
+from vnext.server.answers.spoken import MARK, Spoken, asked_of
 from vnext.server.answers.transcripts import (
     BEST_OF,
     FORGETFUL,
     TEMPERATURES,
     Said,
+    Sent,
     Trial,
     chosen_of,
     compression_ratio,
@@ -39,8 +42,9 @@ from vnext.server.answers.transcripts import (
 )
 from vnext.server.answers.writing import Json
 from vnext.server.call import Call, inputs_ticket_of
+from vnext.server.context.errors import in_names
 from vnext.server.context.identity import answer_id, client_of
-from vnext.server.context.openai_types import GenerationBody
+from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.forms import read_form
 from vnext.server.http.streaming import Events, frame_of, respond
@@ -67,6 +71,8 @@ IGNORED = {"chunking_strategy", "user", "known_speaker_names", "known_speaker_re
 """With what stands in brackets behind a name, as OpenAI's client spells lists and objects."""
 LISTS = {"timestamp_granularities": ("segment", ": there are no times of words"), "include": ("logprobs", "")}
 """Lists with [] behind their names or without, the only value of each, and why."""
+NAMES = ((r"messages\[\d\]\.content\[0\]\.input_audio", "file"),)
+"""Of what is asked in a chat -> of the form."""
 FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "stream", "seed", "beam_width"}
 
 
@@ -97,10 +103,8 @@ async def translate(request: web.Request) -> web.StreamResponse:
 async def _written(request: web.Request, task: str) -> web.StreamResponse:
     started_s, context = time.monotonic(), request.app[SERVER_CONTEXT]
     sounds = context.sounds
-    if sounds is None:
-        hears = "audio" in context.shown
-        remedy = "ask it in /v1/chat/completions, with input_audio" if hears else "serve one that does, such as Whisper"
-        raise InvalidRequest(f"The model here writes no transcripts: {remedy}.", "model")
+    if sounds is None and "audio" not in context.shown:
+        raise InvalidRequest("The model here writes no transcripts: serve one that does, such as Whisper.", "model")
     form = await read_form(request, "file")
     body, client = body_of(form), client_of(request)
     call = Call(
@@ -110,19 +114,62 @@ async def _written(request: web.Request, task: str) -> web.StreamResponse:
     )  # fmt: skip
     context.model_name(body.model, client)
     with context.limiter.enter(1, client):
+        if sounds is None:
+            return await _chatted(call, task, form["file"][0])
         transcript = Transcript(call, sounds, task, await sounds.read(form["file"][0], client))
         if not body.stream or context.settings.role == "encode":
             return shown(await transcript.heard(Sent()), body.response_format)
-        return await respond(request, partial(_streamed, transcript))
+        return await respond(request, partial(_streamed, transcript.heard))
 
 
-async def _streamed(transcript: Transcript, events: Events) -> None:
+async def _chatted(call: Call, task: str, file: bytes) -> web.StreamResponse:
+    """The transcript of a model that chats about what it hears."""
+    context, body = call.context, call.body
+    if body.response_format not in STREAMED:
+        name = "response_format"
+        raise InvalidRequest(f"{name} is {body.response_format}: the model here tells no times, take json or text.", name)
+    is_marked = MARK in context.tokenizer.added_tokens
+    with in_names(NAMES):
+        messages = asked_of(file, task, body.language, body.prompt.strip(), is_marked)
+        has_begun = messages[-1].role == "assistant"
+        asked = ChatBody(
+            messages=messages, model=body.model, temperature=body.temperature, seed=body.seed, logprobs=body.has_logprobs,
+            stream=body.stream, continue_final_message=has_begun, use_beam_search=body.beam_width > 1 or None,
+            beam_width=body.beam_width if body.beam_width > 1 else None,
+        )  # fmt: skip
+        chat = ChatRequest(msgspec.structs.replace(call, body=asked), asked)
+        generation = await chat.start()
+
+    async def heard(sent: Sent) -> Json:
+        reader = Spoken(chat.parts(), is_marked and not has_begun, sent)
+        await generation.answer(reader)
+        return spoken(reader, chat.usage(generation), call)
+
+    if not body.stream:
+        return shown(await heard(Sent()), body.response_format)
+    return await respond(call.request, partial(_streamed, heard))
+
+
+def spoken(reader: Spoken, usage: Json, call: Call) -> Json:
+    """What a model has said of a sound, in OpenAI's shape."""
+    context, counts = call.context, ("prompt_tokens", "completion_tokens", "total_tokens")
+    counted = dict(zip(("input_tokens", "output_tokens", "total_tokens"), (usage[name] for name in counts)))
+    found: Json = {"text": reader.words.strip(), "usage": {"type": "tokens"} | counted}
+    if call.body.has_logprobs:
+        ends, mark = context.client.ready.config.eos_token_ids, context.tokenizer.added_tokens.get(MARK)
+        begin = next((at for at, (token, _) in enumerate(reader.tokens, 1) if token == mark), 0)
+        entry = partial(logprob_entry, context.tokenizer, speller(context.tokenizer, None))
+        found["logprobs"] = [entry(*pair) for pair in reader.tokens[begin:] if pair[0] not in ends]
+    return found
+
+
+async def _streamed(heard: Callable[[Sent], Awaitable[Json]], events: Events) -> None:
     """Send a transcript as events of OpenAI's API."""
 
     def say(text: str) -> bool:
         return events.send(frame_of({"type": "transcript.text.delta", "delta": text}))
 
-    found = await transcript.heard(Sent(say, events.room))
+    found = await heard(Sent(say, events.room))
     events.send(frame_of({"type": "transcript.text.done"} | briefly(found)))
 
 
@@ -165,34 +212,15 @@ def shown(found: Json, form: str) -> web.Response:
         return web.json_response(body=msgspec.json.encode(briefly(found)))
     if form == "verbose_json":
         return web.json_response(body=msgspec.json.encode(found))
+    if form == "text":
+        return web.Response(text=found["text"] + "\n")
     lines = [(each["start"], each["end"], each["text"]) for each in found["segments"]]
-    return web.Response(text=found["text"] + "\n" if form == "text" else subtitles(lines, form == "vtt"))
+    return web.Response(text=subtitles(lines, form == "vtt"))
 
 
 def briefly(found: Json) -> Json:
     """What json and a stream's end have of a transcript."""
     return {name: found[name] for name in ("text", "logprobs", "usage") if name in found}
-
-
-async def always() -> None:
-    """There is always room."""
-
-
-class Sent:
-    """What a client was sent of a transcript, if it wants it as it comes: no space stands around all of it."""
-
-    def __init__(self, say: Callable[[str], bool] | None = None, room: Callable[[], Awaitable[None]] = always) -> None:
-        """Has sent nothing. `say`: sends a text, and returns whether more can be sent before there is `room`."""
-        self.room, self.is_live = room, say is not None
-        self._say, self._space, self._has_begun = say, "", False
-
-    def text(self, text: str) -> bool:
-        """The transcript goes on with it; returns as `say`."""
-        words = (whole := self._space + text).rstrip()
-        self._space = whole[len(words) :]
-        words = words if self._has_begun else words.lstrip()
-        self._has_begun = self._has_begun or bool(words)
-        return not words or self._say is None or self._say(words)
 
 
 class Heard:
