@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
@@ -34,6 +35,8 @@ COUNT = 200
 ERRORS: tuple[Exception, ...] = (
     MemoryError(), MemoryError("Unable to allocate 1.5 GiB for an array with shape (9, 9) and data type float32"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.06 GiB is free."),
+    RuntimeError("CUDA error: out of memory"),
 )  # fmt: skip
 PROMPTS = [f"{'The module is here. ' * (place % 5)}Number {place}" for place in range(24)]
 PARAMS = [
@@ -104,7 +107,7 @@ def test_no_stream_is_lost_and_no_text_differs(tmp_path: Path, way: str, monkeyp
     found = [event for event in events if isinstance(event, MemoryRanShort)]
     assert len(found) == shim.given == (COUNT if way == "plain" else 40) and not shim.left
     assert all(event.cause.startswith("rank 0 lacks memory") for event in found)
-    assert any("1.5 GiB" in event.cause for event in found) and any(isinstance(event, StepLimitRaised) for event in events)
+    assert all(any(said in event.cause for event in found) for said in ("1.5 GiB", "CUDA out of memory")) and any(isinstance(event, StepLimitRaised) for event in events)
     assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0
 
 
@@ -112,12 +115,15 @@ def test_no_stream_is_lost_and_no_text_differs(tmp_path: Path, way: str, monkeyp
     "error",
     [
         MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), ERRORS[2], RuntimeError("std::bad_alloc"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[CUresult.CUDA_ERROR_OUT_OF_MEMORY] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("cudaErrorMemoryAllocation: out of memory"), torch.OutOfMemoryError(),
         ImportError("a.so: cannot map zero-fill pages: Cannot allocate memory"), RuntimeError("can't start new thread"),
     ],
 )  # fmt: skip
 def test_every_way_to_say_that_memory_lacks_is_heard(error: Exception) -> None:
     assert shortage_of(error, 3).startswith("rank 3 lacks memory")
-    assert not shortage_of(type(error)("another thing"), 3) or isinstance(error, MemoryError)
+    assert not shortage_of(type(error)("another thing"), 3) or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def test_a_grammar_finds_out_that_there_is_no_room_before_its_process_ends() -> None:

@@ -61,9 +61,13 @@ from vnext.state.state import State
 replace = msgspec.structs.replace
 READING_LOOK_S = 2e-3
 ON_DEVICE = "OutOfMemoryError"
-"""How torch says that a GPU's memory lacks."""
-ON_HOST = "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "can't start new thread"
-"""What else says that the host's lacks: torch, the system (an import, too), C++, and a thread without room for its stack."""
+"""How torch and CuPy say that a GPU's memory lacks."""
+LACKING = (
+    "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "can't start new thread", "out of memory", "out_of_memory",
+    "status_alloc_failed",
+)  # fmt: skip
+"""What else says that memory lacks. The host's: torch, the system (an import, too), C++, and a thread without room for its stack; a
+GPU's: CUDA, its driver (Numba), and its libraries of products."""
 CAUSE_MAX = 160
 
 
@@ -250,6 +254,6 @@ def shortage_of(error: Exception, rank: int) -> str:
     if isinstance(error, GaveUp):
         return str(error)
     words = " ".join(str(error).split())
-    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or any(each in words.lower() for each in ON_HOST)
+    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or any(each in words.lower() for each in LACKING)
     words = words[:CAUSE_MAX]
     return f"rank {rank} lacks memory" + (f" ({words})" if words else "") if is_one else ""
