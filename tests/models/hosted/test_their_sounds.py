@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from engine_here import llm_here
-from their_cases import MARK, SOUND_CASES, TEMPLATE as SEEING, VECTOR, save_words, unlike
+from their_cases import MARK, SOUND_CASES, TEMPLATE as SEEING, TEXT, VECTOR, save_words, unlike
 
 from vnext import LLM, SamplingParams
 from vnext.media.pictures import MediaError
@@ -22,6 +22,7 @@ from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.loading.unread import has_tower, unread
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.rank.their_images import TheirImages
 
 COUNT = 6
 WORDS = (MARK, "<begin>", "<end>")
@@ -143,3 +144,16 @@ def test_what_cannot_be_heard_says_why(folder: Path) -> None:
         raw = getattr(transformers, f"{name}Config")().to_dict() | {"architectures": [f"{name}ForConditionalGeneration"]}
         with pytest.raises(ModelError, match=sentence):
             parse_config(raw, {})
+
+
+def test_a_processor_that_reads_nothing_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    """Voxtral's takes sounds in conversations alone."""
+    small = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    text, audio = TEXT | small, small | {"intermediate_size": 128, "num_mel_bins": 128}
+    config = transformers.VoxtralConfig(text_config=text | {"num_key_value_heads": 1}, audio_config=audio, audio_token_id=VECTOR)
+    transformers.VoxtralForConditionalGeneration(config).save_pretrained(tmp_path)
+    save_words(tmp_path, ("[AUDIO]",), {}, "")
+    transformers.WhisperFeatureExtractor(feature_size=128).save_pretrained(tmp_path)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "VoxtralProcessor"}))
+    with pytest.raises(ModelError, match="^the model's processor cannot read sounds: .*VoxtralProcessor"):
+        TheirImages(tmp_path, load_config(tmp_path), torch.float32, tmp_path)

@@ -41,11 +41,11 @@ class TheirImages(Inputs):
         super().__init__(config.tower.image_token, kept_bytes)
         try:
             self._form = their_form(path, config.tower.sizes)
+            read = self._read(self._form.tried)
         except MediaError as error:
             raise ModelError(f"{error}.") from error
         own = tower_dtype(dtype, native.level().name if native.is_built() else "")
         self.form, self._tower, self._dtype = form_text(self._form, own), TheirTower(path, config, own), dtype
-        read = self._read(self._form.tried)
         with torch.inference_mode():
             self._tower.vectors(read.tokens, read.span, read.given, read.rows)
         share = max(3 * config.tower.side**2 / size_of(read.given), 1.0) if config.tower.form == "theirs" else 1.0
