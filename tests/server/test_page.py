@@ -188,8 +188,14 @@ def test_an_answer_survives_a_cut_connection(page, server):
         "  if (!String(path).endsWith('completions')) return answer;"
         "  window.asked.push(options.headers['Last-Event-ID'] || '');"
         "  if (window.asked.length > 1) return answer;"
-        "  let left = 3;"
-        "  const cut = new TransformStream({transform(part, to) { if (left-- > 0) to.enqueue(part); else to.error(new TypeError('cut')); }});"
+        "  const read = new TextDecoder(), write = new TextEncoder(); let left = 3, rest = '';"
+        "  const cut = new TransformStream({async transform(part, to) {"  # events, of which a part may have any number
+        "    const events = (rest + read.decode(part)).split('\\n\\n'); rest = events.pop();"
+        "    for (const each of events) if (left-- > 0) to.enqueue(write.encode(each + '\\n\\n'));"
+        "    if (left >= 0) return;"
+        "    await new Promise(read => setTimeout(read, 200));"  # what is queued would be lost with the error
+        "    to.error(new TypeError('cut'));"
+        "  }});"
         "  return new Response(answer.body.pipeThrough(cut), {status: answer.status});"
         "};"
     )
