@@ -30,7 +30,9 @@ from vnext.kernels.format import QUANTIZATIONS
 from vnext.log.codec import Frame
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.sharding import sums_alike
+from vnext.models.loading.gguf_out import GgufQuantiser
 from vnext.models.loading.quantise import SCHEMES, Quantiser
+from vnext.options.reader import GGUF_SCHEMES
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, model_folder
@@ -140,7 +142,8 @@ def main() -> int:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = f"demo, {', '.join((*SHAPES, *MIXED))} (random weights), all of these, or a folder or file"
-    parser.add_argument("--model", nargs="+", default=["demo"], help=f"{known}; NAME:w4a16 is quantised first, NAME:int8 loaded so")
+    schemes = "NAME:w4a16 or NAME:q4_k_m is quantised first, NAME:int8 loaded so"
+    parser.add_argument("--model", nargs="+", default=["demo"], help=f"{known}; {schemes}")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--activations", nargs="+", default=["auto"], help="auto, int8, bf16, or several, one after the other")
@@ -219,6 +222,9 @@ def model_of(name: str, folder: Path) -> str:
     if model in MIXED:
         path = str(folder / "model")
         write_mixed(MIXED[model], Path(path))
+    if scheme in GGUF_SCHEMES:
+        list(GgufQuantiser(Path(path), folder / "quantised.gguf", scheme, {}).run())
+        return str(folder / "quantised.gguf")
     if scheme not in SCHEMES:
         return path
     list(Quantiser(Path(path), folder / "quantised", scheme, 0).run())
