@@ -196,10 +196,38 @@ def long_answers() -> Incident:
     return Incident(cause="sequences", story=Story(config=config(max_num_seqs=12), clients=[*asked(60, 80_000), *endless]))
 
 
+def cancels() -> Incident:
+    """One client asks and hangs up at once, over and over."""
+    flood = [Coming(at_us=500_000 + 12_000 * each, prompt=text(f"c {each}", 600), answer=300, client=CLIENTS[2]) for each in range(250)]
+    others = [msgspec.structs.replace(each, client=CLIENTS[place % 2]) for place, each in enumerate(talks(50, 80_000))]
+
+    def leave(state: State) -> list[AnyEvent]:
+        ids = tuple(id_ for id_, each in state.requests.items() if each.client == CLIENTS[2])
+        return [RequestAborted(ids=ids, reason="client")] if ids else []
+
+    acts = [(at_us, leave) for at_us in range(560_000, 4_000_000, 60_000)]
+    return Incident(cause="aborts", story=Story(config=config(), clients=[*others, *flood]), acts=acts)
+
+
+def herd() -> Incident:
+    """Everybody comes in the same moment."""
+    crowd = [Coming(at_us=10_000_000, prompt=text(f"h {each}", 500), answer=60, client=1000 + each) for each in range(150)]
+    return Incident(cause="load", story=Story(config=config(), clients=[*asked(10, 300_000), *crowd]))
+
+
+def two_troubles() -> Incident:
+    """A pause of half a second, and a machine that is five times slower for three."""
+    return Incident(
+        cause="slow", story=Story(config=config(), clients=asked(90, 80_000)), acts=[
+            (1_000_000, lambda state: [EnginePaused(mode="keep")]), (1_500_000, lambda state: [EnginePaused(mode="")]),
+        ], pace=lambda us, step: 5.0 if 3_000_000 < us < 6_000_000 else 1.0,
+    )  # fmt: skip
+
+
 MORE: dict[str, Callable[[], Incident]] = {
     each.__name__: each
     for each in (
         core_killed, draft_collapse, periodic_stalls, cold_start, throttled, weights_again, breaker_of_one, two_slots, dead_replica,
-        retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums, salted, long_answers,
+        retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums, salted, long_answers, cancels, herd, two_troubles,
     )
 }  # fmt: skip
