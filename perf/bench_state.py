@@ -24,7 +24,7 @@ from vnext.state.pool import new_pool, release, take
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
-ROUNDS = 400
+ROUNDS, WARMUP = 400, 32
 RUNNING = (32, 256, 1024)
 LENGTHS = (1_000, 1_000_000)
 
@@ -40,7 +40,7 @@ def test_step(benchmark, request_count: int) -> None:
         nonlocal state
         state = advance(state)
 
-    benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=32)
+    benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=WARMUP)
     assert len(state.rows) == request_count, "the benchmark left its steady state"
 
 
@@ -53,8 +53,8 @@ def test_step_of_one_request(benchmark, prompt_length: int) -> None:
         nonlocal state
         state = advance(state)
 
-    benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=32)
-    assert int(state.rows.computed[0]) > prompt_length + ROUNDS, "the benchmark left its steady state"
+    benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=WARMUP)
+    assert int(state.rows.computed[0]) > prompt_length + WARMUP, "the benchmark left its steady state"
 
 
 @running
