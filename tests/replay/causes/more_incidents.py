@@ -224,10 +224,32 @@ def two_troubles() -> Incident:
     )  # fmt: skip
 
 
+def growing() -> Incident:
+    """Each second more come than in the one before, until they are too many."""
+    clients, at_us = [], 0
+    for each in range(220):
+        at_us += max(4_000, 90_000 - 400 * each)
+        clients.append(Coming(at_us=at_us, prompt=text(f"g {each}", 900), answer=50, client=CLIENTS[each % 3]))
+    return Incident(cause="load", story=Story(config=config(), clients=clients))
+
+
+def holder() -> Incident:
+    """One long conversation holds most of a small cache, for a long answer."""
+    held = Coming(at_us=0, prompt=text("held", 2400), answer=1500, client=CLIENTS[0])
+    others = [msgspec.structs.replace(each, at_us=each.at_us + 200_000) for each in documents(40, 700, at_us=0, every_us=80_000)]
+    return Incident(cause="holder", story=Story(config=config(page_count=260, prefix_caching=False), clients=[held, *others]))
+
+
+def cache_off() -> Incident:
+    """An instruction is common, and the prefix cache is off."""
+    return Incident(cause="off", story=Story(config=config(prefix_caching=False), clients=bot(70, 45_000, 2500)))
+
+
 MORE: dict[str, Callable[[], Incident]] = {
     each.__name__: each
     for each in (
         core_killed, draft_collapse, periodic_stalls, cold_start, throttled, weights_again, breaker_of_one, two_slots, dead_replica,
         retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums, salted, long_answers, cancels, herd, two_troubles,
+        growing, holder, cache_off,
     )
 }  # fmt: skip

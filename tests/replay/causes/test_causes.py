@@ -81,10 +81,13 @@ def test_it_takes_ten_lines_at_most(noisy, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("paused", "without the pause"), ("few_sequences", "--max-num-seqs"), ("device_stall", "without the stall")]
-)
+    ("name", "what"), [
+        ("paused", "without the pause"), ("few_sequences", "--max-num-seqs"), ("device_stall", "without the stall"),
+        ("holder", "--num-blocks-override"), ("cache_off", "--enable-prefix-caching"),
+    ]
+)  # fmt: skip
 def test_what_the_trouble_has_cost(tmp_path, name, what) -> None:
-    incidents.record(tmp_path, name)
+    incidents.record(tmp_path, name, (incidents.INCIDENTS | more_incidents.MORE)[name]())
     found = explained(tmp_path / name).helps
     assert found.what.startswith(what) and found.then.first_99 < found.now.first_99 / 5
 

@@ -2,8 +2,8 @@
 
 Owns the rules. Direct losses come first: stretches without a step, steps slower than the machine's usual pace, work that had been
 done before, drafts in vain, requests that failed or were given up. What requests waited in a queue is charged to the direct loss
-that made the queue, where there is one, else to the client that filled the engine, to a long prompt, or to the limit that the
-scheduler names.
+that made the queue, where there is one, else to the request that holds the cache, to the client that filled the engine, to a long
+prompt, or to the limit that the scheduler names.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ PREEMPTED_SHARE = 0.25
 """With so many preemptions for each request, waiting for pages is due to them."""
 ROOM_GAIN = 1.5
 """Where twice the work takes less than this many times as long, a larger limit serves more."""
+HELD_SHARE = 0.5
+"""A request whose tokens take this share of the cache leaves the others too little."""
 WAITS = ("sequences", "budget", "blocks", "order", "microbatch", "inputs")
 
 
@@ -56,14 +58,15 @@ class Charge(NamedTuple):
 
 
 class Charges(msgspec.Struct, frozen=True):
-    """Causes, the costliest first. `lived_ms` is the time of all requests, `usual_ms` what it would have been without them.
-    `client` is the one that filled the engine, 0 for none; `long` a request with a long prompt, -1 for none."""
+    """Causes, the costliest first. `lived_ms` is the time of all requests. `client` is the one that filled the engine, 0 for none;
+    `long` a request with a long prompt, `holder` the one that held most of the cache while others waited, -1 for none."""
 
     found: list[Charge]
     lived_ms: float
     client: int
     client_share: float
     long: int
+    holder: int
 
 
 class Queue(NamedTuple):
@@ -78,6 +81,7 @@ class _Charging:
 
     def __init__(self, ledger: Ledger, usual: np.ndarray, model: Model | None) -> None:
         self.ledger, self.entries, self.usual, self.model = ledger, ledger.entries, usual, model
+        self.held = Counter[int]()
         self.lost: dict[str, float] = defaultdict(float)
         self.spans: dict[str, list[int]] = {}
         self.client, self.client_share = _largest_client(ledger.lives)
@@ -153,7 +157,8 @@ def charges(ledger: Ledger, window: tuple[float, float] = (-np.inf, np.inf)) -> 
     found = [_charge(charging, cause, ms) for cause, ms in charging.lost.items()]
     found.sort(key=lambda each: (-each.ms, each.cause))
     long = max(charging.long, key=lambda id_: ledger.lives[id_].prompt, default=-1)
-    return Charges(found, lived / 1e3, charging.client, charging.client_share, long)
+    holder = max(charging.held, key=lambda id_: charging.held[id_], default=-1)
+    return Charges(found, lived / 1e3, charging.client, charging.client_share, long, holder)
 
 
 def _charge(charging: _Charging, cause: str, ms: float) -> Charge:
@@ -202,15 +207,21 @@ def _charge_queue(charging: _Charging, queue: Queue, direct: list[dict[str, floa
     loud, most = max(sums.items(), key=lambda pair: pair[1], default=("", 0.0))
     owner = loud if most >= LOUD_SHARE * wall else ""
     long = sum(charging.prompts(place) for place in range(queue.begin, queue.end)) / wall
+    reasons = {why for place in range(queue.begin, queue.end) for why in entries[place].waits}
+    behind = {why: _behind(charging, queue, why, long) for why in reasons}
     for place in range(queue.begin, queue.end):
         entry = entries[place]
         rest = max(entry.us - sum(direct[place].values()), 0.0)
         for why, count in entry.waits.items() if inside[place] and not entry.stopped else ():
-            charging.charge(owner or _behind(charging, entry, why, long), rest * count, place)
+            cause = owner or behind[why]
+            if cause in ("client", "blocks") and why == "blocks" and entry.widest >= HELD_SHARE * charging.ledger.cached_tokens:
+                cause = "holder"
+                charging.held[entry.widest_id] += round(rest * count)
+            charging.charge(cause, rest * count, place)
 
 
-def _behind(charging: _Charging, entry: Entry, why: str, long: float) -> str:
-    """What stands behind a wait for a reason of the scheduler's."""
+def _behind(charging: _Charging, queue: Queue, why: str, long: float) -> str:
+    """What stands behind the waits of a queue for a reason of the scheduler's."""
     if why not in WAITS:
         return why
     if long >= 0.3:
@@ -219,14 +230,11 @@ def _behind(charging: _Charging, entry: Entry, why: str, long: float) -> str:
         return "client"
     if why == "order":
         return "priority"
-    if why in ("blocks", "inputs"):
+    if charging.model is None or why in ("blocks", "inputs", "microbatch"):
         return why
-    tokens, requests, *rest = entry.features
-    if charging.model is None or why == "microbatch":
-        return why
-    larger = (tokens + (requests if why == "sequences" else tokens), requests * (2 if why == "sequences" else 1), *rest)
-    both = charging.model.predict(np.array([entry.features, larger]))
-    return why if both[1] < ROOM_GAIN * both[0] else "load"
+    waited = [entry.features for entry in charging.entries[queue.begin : queue.end] if why in entry.waits and not entry.stopped]
+    once, twice = (charging.model.predict(times * np.array(waited)).sum() for times in (1, 2))
+    return why if twice < ROOM_GAIN * once else "load"
 
 
 def _charge_ends(charging: _Charging, window: tuple[float, float], lived_us: float) -> None:

@@ -44,8 +44,10 @@ HEADLINES = {
     "weights": "the weights were changed: the engine stood, and everyone computed again",
     "flush": "the prefix cache was emptied: prompts were computed again that it had held",
     "evicted": "the prefix cache is too small: prompts were computed again that it had evicted",
+    "off": "the prefix cache is off: prompts were computed again that it would have held",
     "prefix": "prompts differ in their first tokens, so the prefix cache does not have the long part that is the same",
     "salt": "prompts begin the same behind other cache salts, as of other keys, so the prefix cache keeps them apart",
+    "holder": "request {holder} held most of the cache: the others waited for its pages",
     "blocks": "the cache has too few pages: requests waited for the pages of others",
     "preemption": "the cache has too few pages: requests were preempted {preemptions} times, and computed again",
     "long": "long prompts held the others up; the longest is request {long}, of {prompt} tokens",
@@ -67,8 +69,8 @@ HEADLINES = {
 }
 COMMANDS = {
     "drift": ("ranks {log}",), "damage": ("verify {log}",), "lost": ("verify {log}",),
-    "client": ("clients {log}",), "long": ("req {log} {long}",), "flush": ("cache {log}",), "evicted": ("cache {log}",),
-    "prefix": ("cache {log}",), "salt": ("cache {log}",),
+    "client": ("clients {log}",), "long": ("req {log} {long}",), "holder": ("req {log} {holder}",),
+    "flush": ("cache {log}",), "evicted": ("cache {log}",), "prefix": ("cache {log}",), "salt": ("cache {log}",),
     "load": ("what-if {log} --replicas 1,2 --slo ttft=1s",), "none": ("slow {log}",),
 }  # fmt: skip
 
@@ -165,7 +167,7 @@ class _Words:
         ends = [life.end for life in lives.values()]
         self.words: dict[str, object] = {
             "client": f"{found.client:016x}"[:8] + _weight(lives, found.client),
-            "share": f"{100 * found.client_share:.0f}%", "long": found.long,
+            "share": f"{100 * found.client_share:.0f}%", "long": found.long, "holder": found.holder,
             "prompt": f"{lives[found.long].prompt:,}" if found.long in lives else "?", "preemptions": f"{written.preemptions:,}",
             "age": f"{deadline_us(lives) / 1e6:.1f}", "aborted": ends.count("abort (client)"),
             "failed": f"{sum('error' in end for end in ends)} of {len(ends)}",

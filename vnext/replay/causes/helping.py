@@ -82,7 +82,9 @@ def settings_for(cause: str, config: SchedulerConfig) -> list[Changes]:
             return more("max_num_seqs", 2, 4)
         case "budget":
             return more("max_num_batched_tokens", 2, 4)
-        case "blocks" | "preemption" | "evicted":
+        case "off":
+            return [(("prefix_caching", True),)]
+        case "blocks" | "holder" | "preemption" | "evicted":
             return more("page_count", 2, 4)
         case "adapter" if config.max_loras:
             return more("max_loras", 2)
@@ -132,6 +134,8 @@ def _option(changes: Changes) -> str:
     name, value = changes[0]
     if name == "speculation":
         return "no drafts"
+    if name == "prefix_caching":
+        return "--enable-prefix-caching"
     return f"--{OPTIONS[name]} {value}" if name in OPTIONS else words(changes)
 
 

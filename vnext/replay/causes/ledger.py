@@ -53,7 +53,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     `features` are those of step_times.py. `rows` requests of those that count were in the step, `waits` counts those that waited by
     reason, and `queue` is how many waited in all. `most_id` had the most tokens, `most`. `again` counts tokens that had been
-    computed before, by why they were again. `busy_us` is how long rank 0 computed, 0 where the log does not say.
+    computed before, by why they were again. `busy_us` is how long rank 0 computed, 0 where the log does not say. `widest_id` had
+    the most tokens in the cache, `widest`.
     """
 
     end_us: float
@@ -66,6 +67,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     queue: int = 0
     most_id: int = -1
     most: int = 0
+    widest_id: int = -1
+    widest: int = 0
     again: dict[str, int] = {}
     busy_us: float = 0.0
     free: int = 0
@@ -92,7 +95,8 @@ class Life(msgspec.Struct, kw_only=True):
 
 class Ledger(msgspec.Struct, frozen=True):
     """A log's entries in order, its requests, and its loud events as (time, step, line). `clock` and `ended` as in `trace`.
-    `drift`: when a rank reported that differed and whose place no other one took, and its report."""
+    `drift`: when a rank reported that differed and whose place no other one took, and its report. `cached_tokens`: the room of the
+    cache."""
 
     entries: list[Entry]
     lives: dict[int, Life]
@@ -100,6 +104,7 @@ class Ledger(msgspec.Struct, frozen=True):
     clock: str
     preemptions: int
     ended: str
+    cached_tokens: int
     drift: tuple[float, RankDetail] | None = None
 
 
@@ -233,12 +238,14 @@ class _Writing:
         return max(us - max(starts), 0.0) if us is not None and starts else None
 
     def _enter(self, scheduled: StepInFlight, us: float, lasted_us: float, planned: _Planned) -> None:
-        most = int(scheduled.counts.argmax())
+        ends = scheduled.starts + scheduled.counts
+        most, widest = int(scheduled.counts.argmax()), int(ends.argmax())
         tokens, requests, context, attended = features_of(scheduled).tolist()
         self.entries.append(Entry(
             end_us=us, us=lasted_us, step=scheduled.step, features=(tokens, requests, context, attended),
             rows=sum(map(self._counts, scheduled.ids.tolist())), waits=planned.waits, queue=planned.queue,
-            most_id=int(scheduled.ids[most]), most=int(scheduled.counts[most]), again=planned.again,
+            most_id=int(scheduled.ids[most]), most=int(scheduled.counts[most]),
+            widest_id=int(scheduled.ids[widest]), widest=int(ends[widest]), again=planned.again,
             busy_us=self._busy_ns.get(scheduled.step, 0) / 1e3, free=planned.free,
         ))  # fmt: skip
         self._cost(scheduled.ids, scheduled.counts, lasted_us, planned.queue)
@@ -331,7 +338,8 @@ def ledger(log: Log, counts: Counted = lambda _: True) -> Ledger:
     except IMPOSSIBLE as error:
         ended = str(error)
     clock = "stamps" if writing.clock.timestamped else "steps"
-    return Ledger(writing.entries, writing.lives, writing.loud, clock, writing.preemptions, ended, writing.drift)
+    room = first.config.page_count * first.config.block_size
+    return Ledger(writing.entries, writing.lives, writing.loud, clock, writing.preemptions, ended, room, writing.drift)
 
 
 def _reads(state: State) -> bool:

@@ -2,7 +2,7 @@
 
 Owns what every request had computed, and which blocks the prefix cache had held. A prompt that differs from an earlier one in a
 few tokens and is the same behind them loses what follows to these tokens; only a log with texts shows it. What it has in
-common with one behind another salt is lost to the salt.
+common with one behind another salt is lost to the salt, and where the cache is off, what it has in common with any is lost to that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from vnext.replay.reading.folding import Folded
 from vnext.replay.reading.strides import Run
+from vnext.state.block_hash import block_hashes
 from vnext.state.events import (
     AnyEvent,
     EnginePaused,
@@ -43,6 +44,7 @@ class Reuse:
         self._why: dict[int, str] = {}  # by request: why it computes again
         self._lost: dict[int, tuple[int, str]] = {}  # by request: up to where the cache could have had its prompt, and why not
         self._asked: dict[int, tuple[bytes, ...]] = {}  # by waiting request: the blocks of its prompt that the cache had held
+        self._names: dict[int, tuple[bytes, ...]] = {}  # by waiting request, where the cache is off: its prompt's blocks
         self._held = dict.fromkeys(first.pool.prefix_index.blocks(), 0)  # what the cache had, with the number of the reset before
         self.preemptions, self._follows = 0, False  # `_follows`: another engine core had requests of this log
         self._resets, self._index = 0, first.pool.prefix_index
@@ -72,7 +74,13 @@ class Reuse:
                 self._why[id_] = _why(event)
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
-        hashes = next((each.block_hashes for each in item.after.waiting if each.id == event.id), ())
+        entry = next((each for each in item.after.waiting if each.id == event.id), None)
+        if entry is None:
+            return
+        if not item.after.config.prefix_caching:
+            self._names[event.id] = block_hashes(item.after.requests[event.id].root, entry.tokens, self._size)
+            return
+        hashes = entry.block_hashes
         known = next((place for place, each in enumerate(hashes) if each not in self._held), len(hashes))
         self._asked[event.id] = hashes[:known]
         prompt = unpack_tokens(event.prompt)
@@ -83,7 +91,11 @@ class Reuse:
         self._prompts.append((event.cache_salt, prompt))
 
     def _admitted(self, id_: int) -> None:
-        """A request joins the batch, for the first time if it has asked for blocks that the cache had held."""
+        """A request joins the batch, for the first time if it has asked for blocks that the cache had held, or would have."""
+        if names := self._names.pop(id_, ()):
+            known = next((place for place, each in enumerate(names) if each not in self._held), len(names))
+            self._lost[id_] = known * self._size, "off"
+            self._held |= dict.fromkeys(names, self._resets)
         if (asked := self._asked.pop(id_, ())) and id_ not in self._lost:
             flushed = any(self._held[each] < self._resets for each in asked)
             self._lost[id_] = len(asked) * self._size, "flush" if flushed else "evicted"
