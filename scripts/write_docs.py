@@ -202,11 +202,11 @@ def families() -> str:
         names.setdefault(file.replace(".", "/"), []).append(name)
     folder = ROOT / "vnext" / "models" / "families"
     texts = {file: (ast.get_docstring(ast.parse((folder / f"{file}.py").read_text())) or "").partition("\n\n")[0] for file in names}
-    rows = [(f"`{file}.py`", f"`{' '.join(found)}`", re.sub(r"\s+", " ", texts[file])) for file, found in names.items()]
+    rows = [(f"`{file}`", f"`{' '.join(found)}`", re.sub(r"\s+", " ", texts[file])) for file, found in names.items()]
     cases = (ROOT / "tests/models/hosted/their_cases.py").read_text()
     foreign = re.findall(r'^    "\w+": (?:Sound)?Case\(\s+"(\w+)"', cases, re.MULTILINE)
     theirs = f"`{' '.join(f'{name}*' for name in foreign)}`"
-    rows.append(("`hosted/seeing.py`", theirs, "Towers by [`transformers`](#models-without-a-file)."))
+    rows.append(("`hosted/seeing`", theirs, "Towers by [`transformers`](#models-without-a-file)."))
     return table(("file", "architectures", "what it is"), rows)
 
 

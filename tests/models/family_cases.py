@@ -394,6 +394,22 @@ CASES: dict[str, Case] = {
         "Cohere2MoeConfig",
         {"head_dim": 16, "num_experts": 5, "intermediate_size": 40, "num_shared_experts": 1, "rms_norm_eps": 1e-5},
     ),
+    "cohere_compass": Case(
+        "CohereCompassForCausalLM",
+        "CohereCompassTextConfig",
+        {
+            "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "attention_bias": True,
+            "logit_scale": 0.5, "rope_parameters": {"full_attention": {**YARN, "mscale": 0.7}, "sliding_attention": KINDS["own"]},
+        },
+    ),
+    "cohere_compass_still": Case(
+        "CohereCompassForCausalLM",
+        "CohereCompassTextConfig",
+        {
+            "sliding_window": 40, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": None, "sliding_attention": KINDS["own"]},
+        },
+    ),
     "glm": Case("GlmForCausalLM", "GlmConfig", {"head_dim": 24}),
     "glm4": Case("Glm4ForCausalLM", "Glm4Config", {"head_dim": 16, "attention_bias": False}),
     "hunyuan": Case("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 24, "rope_parameters": NTK}),

@@ -19,7 +19,7 @@ TOKENS = [(7 * index + 3) % 61 for index in range(150)]
 CUT = 66
 FAMILIES = (
     "smollm3", "mistral", "mixtral", "qwen2_tied_yarn", "qwen3_bias_yarn", "qwen3_moe", "gemma2", "gemma3", "gemma3n",
-    "gemma4", "gemma4_shared", "phi3", "gpt2", "olmo2", "olmo2_one_key", "exaone4", "ministral3", "granite", "cohere2",
+    "gemma4", "gemma4_shared", "phi3", "gpt2", "olmo2", "olmo2_one_key", "exaone4", "ministral3", "granite", "cohere2", "cohere_compass",
     "glm4", "hunyuan", "apertus", "starcoder2", "gpt_neox", "qwen2_moe", "olmoe", "glm4_moe", "minimax_m2", "ernie_moe",
     "hunyuan_moe", "flex_olmo", "gpt_oss", "mimo_v2", "laguna", "minicpm3", "deepseek_v2",
     "deepseek_v3", "longcat", "hy_v4",

@@ -40,7 +40,8 @@ STEPS = (
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
 GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "cwm", "vaultgemma", "olmo3", "qwen2_moe", "gpt_oss", "dots1", "gemma4", "gemma4_shared",
-           "exaone_moe", "mellum", "afmoe", "gemma4_unified", "granite_swa", "granite_moe_swa", "cohere2_moe", "cohere2_moe_mean", "flint")  # fmt: skip
+           "exaone_moe", "mellum", "afmoe", "gemma4_unified", "granite_swa", "granite_moe_swa", "cohere2_moe", "cohere2_moe_mean", "flint",
+           "cohere_compass", "cohere_compass_still")  # fmt: skip
 """Layers of several groups, which run one by one or in a whole step."""
 SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps", "granite_hybrid", "exaone4", "glm4",
           "mixtral", "glm4_moe", "deepseek_v2", "minicpm3", "llama_biases", "gpt2_inner", "gpt_neox", "cohere", "arcee", "granite",

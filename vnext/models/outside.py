@@ -83,7 +83,7 @@ NEEDS = MappingProxyType(
         "layers with a state (Mamba, linear attention, recurrence)": """
             Rwkv RWKV xLSTM Zamba Zaya""",
         "images or sound": """
-            CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
+            Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 MiniMaxM3VL Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
         "experts for the tokens of images beside those for texts": "Ernie4_5_VLMoe Ernie4_5_VL_Moe",
         "a text that attends to images by layers of its own (cross-attention)": "Mllama",

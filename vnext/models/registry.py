@@ -126,6 +126,7 @@ ROWS = MappingProxyType(
         "CohereForCausalLM": Row("cohere", "cohere", "CohereModel"),
         "Cohere2ForCausalLM": Row("cohere", "cohere2", "Cohere2Model"),
         "Cohere2MoeForCausalLM": Row("cohere", "cohere2_moe", "Cohere2MoeModel"),
+        "CohereCompassForCausalLM": Row("cohere", "cohere_compass_text", "CohereCompassTextModel"),
         "HunYuanDenseV1ForCausalLM": Row("hunyuan", "hunyuan_v1_dense", "HunYuanDenseV1Model"),
         "AfmoeForCausalLM": Row("experts.afmoe", "afmoe", "AfmoeModel"),
         "ArceeForCausalLM": Row("arcee", "arcee", "ArceeModel"),

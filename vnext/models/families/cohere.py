@@ -1,6 +1,7 @@
-"""Command R and A, Aya: attention and MLP in parallel, scaled logits, experts.
+"""Command R and A, Aya, Compass: attention and MLP in parallel, scaled logits, experts.
 
-Three layers of four of Cohere 2 have a window, and the others no positions. With experts the first layers may have none.
+Three layers of four of Cohere 2 have a window, and the others no positions. With experts the first layers may have none. Compass
+has a rope, or none, for each kind of layers, and heads that turn by halves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, dense_kinds, first_layers
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse, usual
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
+from vnext.models.config.rope_config import scaling_of, two_ropes
 from vnext.models.errors import ModelError
 from vnext.models.families.olmo2 import windows
 from vnext.models.layers.assembly import ExpertNames, Source, any_mlp, bare_layer_norm, own_attention, rms_norm
@@ -21,14 +23,19 @@ WEIGHT_AXES = shared_axes("shared_experts")
 DEFAULTS = usual(
     max_position_embeddings=8192, layer_norm_eps=1e-5, logit_scale=0.0625, tie_word_embeddings=True, sliding_window=4096,
 )  # fmt: skip
+COMPASS_DEFAULTS = usual(DEFAULTS, logit_scale=1.0)
 MOE = "Cohere2MoeForCausalLM"
 MOE_DEFAULTS = usual(num_experts=8, num_experts_per_tok=2, expert_selection_fn="softmax", norm_topk_prob=True)
 FIRST = "first_k_dense_replace"
+COMPASS = "CohereCompassForCausalLM"
+KINDS = ("full_attention", "sliding_attention")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     architecture = raw["architectures"][0]
     is_second = architecture == "Cohere2ForCausalLM"
+    if architecture == COMPASS:
+        return _compass(COMPASS_DEFAULTS | raw, generation)
     raw = DEFAULTS | {"rope_theta": 500000.0 if architecture == "CohereForCausalLM" else 10000.0} | raw
     refuse(raw, "use_qk_norm", unless=(False,))
     if architecture == MOE:
@@ -77,6 +84,23 @@ def _with_experts(raw: Json, generation: Json) -> ModelConfig:
         still_layers=tuple(at for at, window in enumerate(own) if not window and at not in turning),
         form=replace(form_of(raw), mlp_scales=(1.0, 0.5) if is_mean else None, mean_square=mean_square is not None),
         experts=checked(experts),
+    )
+
+
+def _compass(raw: Json, generation: Json) -> ModelConfig:
+    raw = raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "logit_scale": number(raw, "logit_scale", 1.0)}
+    own, scaling = layer_windows(raw, ["full_attention"] * positive(raw, "num_hidden_layers")), scaling_of(raw)
+    ropes = scaling if scaling.keys() & set(KINDS) else dict.fromkeys(KINDS, scaling)
+    head_dim, theta = positive(raw, "hidden_size") // positive(raw, "num_attention_heads"), number(raw, "rope_theta", 10000.0)
+    rope, local = two_ropes(raw | {"rope_parameters": ropes}, head_dim, theta, theta)
+    return common_config(
+        raw | {"head_dim": head_dim},
+        generation,
+        windows=own,
+        rope=rope,
+        local_rope=local if any(own) and local != rope else None,
+        still_layers=tuple(at for at, window in enumerate(own) if ropes.get(KINDS[window > 0]) is None),
+        form=replace(form_of(raw), turns_neighbours=False),
     )
 
 
