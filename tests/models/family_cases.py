@@ -68,6 +68,10 @@ MSCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
 SHORT = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 
 
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""Of models that have a class only with one, whose texts alone are compared."""
+
+
 class Case(NamedTuple):
     """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for. `save`: what
     saves it as a model that transformers has not, whose arithmetic is the same; None for `save_pretrained`."""
@@ -245,6 +249,14 @@ CASES: dict[str, Case] = {
         {
             "head_dim": 24, "sliding_window": 40, "global_attn_every_n_layers": 2, "num_experts": 5, "num_experts_per_tok": 2,
             "moe_intermediate_size": 40, "route_scale": 1.5, "mup_enabled": True,
+        },
+    ),
+    "muse_glimmer": Case(
+        "MuseGlimmerForConditionalGeneration",
+        "MuseGlimmerConfig",
+        {
+            "head_dim": 24, "sliding_window": 40, "post_norm_eps": 0.5, "num_hidden_layers": 5, "final_logit_softcapping": 3.0,
+            "qk_scale_factor": 1.4,
         },
     ),
     "minimax_m2": Case(
@@ -478,6 +490,15 @@ CASES: dict[str, Case] = {
 }
 
 
+def config_of(case: Case) -> transformers.PreTrainedConfig:
+    """The configuration of a case."""
+    base = GPT2 if case.config == "GPT2Config" else BASE
+    settings = deepcopy({**base, **case.changes})  # transformers writes into what it is given
+    if case.architecture.endswith("ForConditionalGeneration"):
+        settings = {"text_config": settings, "vision_config": dict(TOWER)}
+    return getattr(transformers, case.config)(**settings)
+
+
 def make_model(case_name: str) -> torch.nn.Module:
     """The transformers model of a case, seeded, with norms and biases that are no constants.
 
@@ -485,9 +506,7 @@ def make_model(case_name: str) -> torch.nn.Module:
     """
     case = CASES[case_name]
     torch.manual_seed(3)
-    base = GPT2 if case.config == "GPT2Config" else BASE
-    settings = deepcopy({**base, **case.changes})  # transformers writes into what it is given
-    model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**settings)).eval()
+    model = getattr(transformers, case.architecture)(config_of(case)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         biases = [named for named in model.named_buffers() if named[0].endswith(("correction_bias", "layer_scalar"))]

@@ -58,7 +58,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
     """What draft heads read are transformers' hidden states: before each layer, and behind the last one."""
     oracle = save_case(tmp_path / name, name)
-    body = getattr(oracle, oracle.base_model_prefix, None) or oracle.model
+    body = oracle.get_decoder()
     expected = body(torch.tensor([PROMPT]), output_hidden_states=True)
     model = load_model(tmp_path / name, asked_length=CASES[name].asked_length)
     count = model.config.layer_count

@@ -28,7 +28,7 @@ from vnext.state.windows import pages_needed
 
 NAMES = (
     "mistral", "mixtral_window", "phi3", "gemma2", "gemma3", "gemma3_caps", "gemma3n", "gemma4", "gemma4_shared", "qwen2_window", "llama4",
-    "mimo_v2", "laguna", "cohere_compass_still",
+    "mimo_v2", "laguna", "cohere_compass_still", "muse_glimmer",
 )  # fmt: skip
 BLOCK_SIZE, CHUNK, TOKEN_COUNT = 4, 24, 16
 LENGTHS = (400, 90, 231, 12, 90)

@@ -22,7 +22,7 @@ FAMILIES = (
     "gemma4", "gemma4_shared", "phi3", "gpt2", "olmo2", "olmo2_one_key", "exaone4", "ministral3", "granite", "cohere2", "cohere_compass",
     "glm4", "hunyuan", "apertus", "starcoder2", "gpt_neox", "qwen2_moe", "olmoe", "glm4_moe", "minimax_m2", "ernie_moe",
     "hunyuan_moe", "flex_olmo", "gpt_oss", "mimo_v2", "laguna", "minicpm3", "deepseek_v2",
-    "deepseek_v3", "longcat", "hy_v4",
+    "deepseek_v3", "longcat", "hy_v4", "muse_glimmer",
 )  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -129,6 +129,7 @@ ROWS = MappingProxyType(
         "CohereCompassForCausalLM": Row("cohere", "cohere_compass_text", "CohereCompassTextModel"),
         "HunYuanDenseV1ForCausalLM": Row("hunyuan", "hunyuan_v1_dense", "HunYuanDenseV1Model"),
         "AfmoeForCausalLM": Row("experts.afmoe", "afmoe", "AfmoeModel"),
+        "MuseGlimmerForConditionalGeneration": Row("muse_glimmer", "muse_glimmer"),
         "ArceeForCausalLM": Row("arcee", "arcee", "ArceeModel"),
         "ApertusForCausalLM": Row("arcee", "apertus", "ApertusModel"),
         "NemotronForCausalLM": Row("arcee", "nemotron", "NemotronModel"),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
 from engine_here import engines_here
-from family_cases import BASE, CASES, GPT2, VOCAB_SIZE
+from family_cases import BASE, CASES, VOCAB_SIZE, config_of
 from hybrids import CASES as HYBRIDS, hybrid_config
 
 from vnext import LLM, SamplingParams
@@ -83,9 +81,7 @@ def config_alone(folder: Path, architecture: str) -> Path:
     elif hybrid:
         raw = hybrid_config(hybrid).to_dict()
     else:
-        case = next(case for case in CASES.values() if case.architecture == architecture)
-        base = GPT2 if case.config == "GPT2Config" else BASE
-        raw = getattr(transformers, case.config)(**deepcopy({**base, **case.changes})).to_dict()
+        raw = config_of(next(case for case in CASES.values() if case.architecture == architecture)).to_dict()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**raw, "architectures": [architecture], "torch_dtype": "float32"}))
     return folder

@@ -81,7 +81,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     `head_bias`: the head has one. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and what
     it gives, None for nothing. `shares`, where they are not (): each of attention, recurrent layers and MLPs adds what it gives
     times the second number to its normed input times the first. `mean_square`: norms are by the root mean square in a family of
-    layer norms. `values`, where they are narrower than keys or scaled: their size, and what multiplies them.
+    layer norms. `fine_eps`: of norms behind attention and MLP, where they have one of their own. `values`, where they are narrower
+    than keys or scaled: their size, and what multiplies them.
     """
 
     is_parallel: bool = False
@@ -105,6 +106,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     mlp_scales: tuple[float, float] | None = None
     shares: tuple[tuple[float, float], ...] = ()
     mean_square: bool = False
+    fine_eps: float = 0.0
     values: tuple[int, float] | None = None
 
     @property

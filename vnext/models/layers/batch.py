@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array
+from vnext.kernels.calls import AttentionStep
 from vnext.kernels.cpu.stack import AuxStates
 
 if TYPE_CHECKING:
@@ -114,3 +115,21 @@ def host_batch(batch: ForwardBatch) -> HostBatch:
     if batch.host is not None:
         return batch.host
     return HostBatch(batch.query_starts.cpu().numpy(), batch.context_lengths.cpu().numpy())
+
+
+def in_runs(step: AttentionStep) -> AttentionStep:
+    """The same tokens, in rows that are cut where a run of the window's size ends, whose contexts begin where a run does."""
+    (size,), starts, found = step.windows, step.query_starts.tolist(), []
+    for row, length in enumerate(step.context_lengths.tolist()):
+        at = length - starts[row + 1] + starts[row]
+        while at < length:
+            begin = at - at % size
+            end = min(length, begin + size)
+            found.append((row, begin // step.block_size, end - begin, end - at))
+            at = end
+    rows, firsts, contexts, counts = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    columns = np.minimum(firsts[:, None] + np.arange(step.block_table.shape[1]), step.block_table.shape[1] - 1)
+    whole = step.block_table
+    table = whole.index_select(0, whole.new_tensor(rows).long()).gather(1, whole.new_tensor(columns).long())
+    query_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return step._replace(query_starts=query_starts, context_lengths=contexts.astype(np.int32), block_table=table, windows=(0,))

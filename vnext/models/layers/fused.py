@@ -142,7 +142,7 @@ def _pools_of(parts: tuple[Array, ...]) -> list[int]:
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, and norms behind attention and MLP are of the kernels' kind."""
-    if isinstance(layer.after_attention_norm, LayerNorm) or isinstance(layer.after_mlp_norm, LayerNorm):
+    if any(isinstance(norm, tuple) for norm in (layer.after_attention_norm, layer.after_mlp_norm)):
         return False
     if isinstance(layer.mlp, GatedMlp) and layer.mlp.cutoff is not None:
         return False

@@ -15,7 +15,7 @@ from vnext.kernels.arrays import Array, as_tensor
 from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, RotaryWrite, Selection, StateRows
 from vnext.kernels.shards import joined_along, largest
 from vnext.models.config.model_config import ModelConfig, without_windows
-from vnext.models.layers.batch import ForwardBatch, host_batch
+from vnext.models.layers.batch import ForwardBatch, host_batch, in_runs
 from vnext.models.layers.both_sides import by_token, mutual, near
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import query_factors, rotary_angles
@@ -74,7 +74,14 @@ class GatedNorm(NamedTuple):
     wide: Linear
 
 
-Norm = Array | LayerNorm | GatedNorm
+class FineNorm(NamedTuple):
+    """An rms_norm with an epsilon of its own."""
+
+    weight: Array
+    eps: float
+
+
+Norm = Array | LayerNorm | GatedNorm | FineNorm
 """Of a layer's or a model's states; an array is the weight of an rms_norm."""
 
 
@@ -262,24 +269,6 @@ def describe_attention(
     return [chosen.attention_metadata(in_runs(step) if runs and step.windows != (0,) else step) for step in steps]
 
 
-def in_runs(step: AttentionStep) -> AttentionStep:
-    """The same tokens, in rows that are cut where a run of the window's size ends, whose contexts begin where a run does."""
-    (size,), starts, found = step.windows, step.query_starts.tolist(), []
-    for row, length in enumerate(step.context_lengths.tolist()):
-        at = length - starts[row + 1] + starts[row]
-        while at < length:
-            begin = at - at % size
-            end = min(length, begin + size)
-            found.append((row, begin // step.block_size, end - begin, end - at))
-            at = end
-    rows, firsts, contexts, counts = np.array(found, dtype=np.int64).reshape(-1, 4).T
-    columns = np.minimum(firsts[:, None] + np.arange(step.block_table.shape[1]), step.block_table.shape[1] - 1)
-    whole = step.block_table
-    table = whole.index_select(0, whole.new_tensor(rows).long()).gather(1, whole.new_tensor(columns).long())
-    query_starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return step._replace(query_starts=query_starts, context_lengths=contexts.astype(np.int32), block_table=table, windows=(0,))
-
-
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's keys and values, then reads the contexts."""
     qkv = step.operations.linear(x, layer.qkv.weight, layer.qkv.bias)
@@ -327,12 +316,14 @@ def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
         normed = chosen.rms_norm(x, norm.weight, eps)
         inner = chosen.linear(normed, *norm.narrow)
         return chosen.gate_by(normed, chosen.linear(chosen.gate_by(inner, inner), *norm.wide))
+    if isinstance(norm, FineNorm):
+        return chosen.rms_norm(x, *norm)
     return chosen.layer_norm(x, *norm, eps) if isinstance(norm, LayerNorm) else chosen.rms_norm(x, norm, eps)
 
 
 def add_and_norm(added: torch.Tensor, residual: torch.Tensor, norm: Norm | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
     """(the norm of the sum of both [T, hidden], the sum)."""
-    if norm is not None and not isinstance(norm, LayerNorm | GatedNorm):
+    if norm is not None and not isinstance(norm, LayerNorm | GatedNorm | FineNorm):
         return step.operations.add_rms_norm(added, residual, norm, step.config.rms_norm_eps)
     total = residual + added
     return norm_of(total, norm, step), total

@@ -23,7 +23,8 @@ from vnext.models.registry import family, sound_parts, tower_parts
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.((masked_)?bias|causal_mask)$|\bact_fn\.(beta|eps)$|"
-    r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
+    r"\b(vision|audio)_tower\.|\bvision_(adapter|embedder|projection)\.|\bembed_(vision|audio)\.|\bvisual\.|"
+    r"^model\.(vision_model|connector|encoder)\.|"
     r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|^(model\.)?mtp\.|^(talker|token2wav)\.|"
     r"\bself_attn\.((query|key|diagonal)_decay|slope_rate)$|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
@@ -68,6 +69,7 @@ HARMLESS = frozenset(
     apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
     mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob median_filter_width
     d_inner d_model fused_add_norm n_layer ssm_cfg time_step_scale
+    out_hidden_size projector_hidden_act projector_hidden_size
     altup_coef_clip audio_soft_tokens_per_image vision_soft_tokens_per_image
     enable_moe_fp32_combine moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type use_post_norm
     """.split()
