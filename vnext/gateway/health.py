@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.gateway.backends import Backend, EngineViews, Fleet, Identity, fingerprint_of
 from vnext.routing.view import View
 from vnext.server.console import write_line
@@ -144,7 +145,7 @@ def reason_of(error: BaseException) -> str:
         return f"its certificate is not trusted: {getattr(error.certificate_error, 'verify_message', error.certificate_error)}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason(error)
 
 
 def _models(answer: Any) -> dict[str, dict[str, Any]] | None:

@@ -128,8 +128,7 @@ class PackedFile:
             return open_packed(self.path, self._made_for)
         except (OSError, DamagedFile) as error:
             self._is_wrong = True
-            reason = error.strerror if isinstance(error, OSError) else error
-            log.warning("The packed weights in %s are not used (%s): they are packed and written again.", self.path, reason)
+            log.warning("The packed weights in %s are not used (%s): they are packed and written again.", self.path, reason(error))
             return None
 
     def _write(self) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from vnext.base.spelling import reason
 from vnext.log.codec import segment_name
 from vnext.replay.reading.source import UnusableLog
 
@@ -131,7 +132,7 @@ class Mirror:
             answer = connection.getresponse()
             data = answer.read(ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise Silent(f"nobody answers at {self.url} ({error or type(error).__name__})") from error
+            raise Silent(f"nobody answers at {self.url} ({reason(error)})") from error
         finally:
             connection.close()
         return answer.status, data
