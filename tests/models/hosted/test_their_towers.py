@@ -205,7 +205,8 @@ def test_what_an_image_costs_is_counted(folder: Path) -> None:
     save(path, "internvl")
     config = load_config(path)
     layers = 2 * 65 * 64 * (4 * 64 + 2 * 96 + 2 * 65)  # of an image's patches and one more, which all see each other
-    beside = 16 * 256 * 48 + 16 * 48 * 48
+    layers += 2 * 65 * (4 * 65 * stepping.SCORE + 96 * stepping.BENT)
+    beside = 64 * 64 * 3 * 16 + 16 * 256 * 48 + 16 * 48 * 48 + 16 * 48 * stepping.BENT
     cost = TheirImages(path, config, torch.float32, folder / "media").cost(config)
     decoder = 2 * 48 * (2 * 6 * 12 + 3 * 80)
     assert cost * decoder * 16 == pytest.approx(layers + beside, rel=1e-6)
@@ -229,6 +230,7 @@ def test_a_tower_stops_between_bands_and_what_nobody_asks_for_is_given_up(folder
     monkeypatch.setattr("vnext.runtime.rank.their_images.kept_in", lambda _, digest, kind: kept_in(folder, digest, kind))
     monkeypatch.setattr(stepping, "PART", 1 << 17)
     monkeypatch.setattr(stepping, "ROWS", 8)
+    monkeypatch.setattr(stepping, "READ", 0)
     before = threading.active_count()
     whole, stepped = counted(made()), counted(made())
     right, layers[:] = [whole.vectors(each) for each in (one, other)], []

@@ -270,9 +270,14 @@ class TheirTower:
         `rows`, where the decoder turns them by rows and columns. Raises ModelError."""
         return self._stepped.whole(partial(self._vectors, tokens, span, given, rows), size_of(given))
 
-    def products(self, given: Mapping[str, np.ndarray], share: float) -> int:
-        """Multiplications for so many times an image that was computed before."""
-        return sum(self._stepped.work(size_of(given)).of(share))
+    def count(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int = 0) -> None:
+        """Learn what an image of another size costs. Raises ModelError."""
+        if not self._stepped.has(size_of(given)):
+            self._stepped.whole(partial(self._vectors, tokens, span, given, rows), size_of(given), counts=True)
+
+    def products(self, size: float) -> int:
+        """Multiplications for an image of which a model is given so many numbers."""
+        return sum(self._stepped.work(round(size)))
 
     def _vectors(self, tokens: np.ndarray, span: slice, given: Mapping[str, np.ndarray], rows: int) -> torch.Tensor:
         kinds = {} if self._turned is None else {"mm_token_type_ids": (tokens == self._turned).astype(np.int64)[None]}
@@ -294,7 +299,6 @@ class TheirTower:
         if not isinstance(found, torch.Tensor) or not has_all or found[0, : span.start].any() or found[0, span.stop :].any():
             raise ModelError(f"{self._name} gives its decoder no vectors in the places of its images' tokens, {NOT_SERVED}")
         return found[0, span] * self._scale if self._scale != 1.0 else found[0, span]
-
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         found = torch.from_numpy(array)

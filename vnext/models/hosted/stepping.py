@@ -1,17 +1,18 @@
 """Stepping: foreign code that computes in parts, though nothing in it stops.
 
-Its products and its attention are computed in bands of rows, each by a call of its own, so that what comes out depends on shapes
-alone. It runs in a thread that waits behind each part of its work until the next one is asked for, so that one thread computes at a
-time. A computation that nobody ends is given up, and so is its thread.
+Its products, its attention and its activations are computed in bands of rows, or of channels, each by a call of its own, so that
+what comes out depends on shapes alone. It runs in a thread that waits behind each part of its work until the next one is asked for,
+so that one thread computes at a time. A computation that nobody ends is given up, and so is its thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from math import prod
+from functools import partial
+from math import log, prod
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch.nn import functional
@@ -19,10 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from vnext.models.layers.tower import Parts
 
-PART = 1 << 28
-"""Multiplications and additions of a part, and of a band of rows at most: 16 ms of a slow core with AVX2."""
+PART = 1 << 27
+"""Multiplications and additions of a part, and of a band of more than ROWS rows at most: 9 ms of a slow core with AVX2."""
 ROWS = 128
 """What a band's rows are a multiple of: with half as many a layer of 768 takes 1.06 times as long, with all at once 0.93 times."""
+BENT, SCORE, READ = 128, 48, 512
+"""As how many multiplications an element of an activation, a query's share of a key and a number that a processor reads count, by
+their time."""
 KNOWN = 256
 """Sizes of what was computed, of which the work is known."""
 _own = threading.local()
@@ -94,17 +98,14 @@ class Work(NamedTuple):
     weighed: int = 0
     mutual: int = 0
 
-    def of(self, share: float) -> Work:
-        """That of so many times the rows."""
-        return Work(round(self.weighed * share), round(self.mutual * share * share))
-
     @property
     def parts(self) -> int:
         return sum(self) // PART
 
 
 ATTENTION: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-Cut: TypeAlias = "Callable[[Callable[[slice], torch.Tensor], int, Work], torch.Tensor]"
+Cut: TypeAlias = "Callable[..., torch.Tensor]"
+"""As Bands._cut."""
 
 
 def linear(cut: Cut, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -129,41 +130,75 @@ def attend(
         mask = attn_mask if attn_mask is None or attn_mask.shape[-2] == 1 else attn_mask[..., band, :]
         return ATTENTION(query[..., band, :], key, value, mask, dropout_p, is_causal, **how)
 
-    count, work = query.shape[-2], prod(query.shape[:-2]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    count, work = query.shape[-2], prod(query.shape[:-2]) * key.shape[-2] * (query.shape[-1] + value.shape[-1] + SCORE)
     return of(slice(count)) if is_causal else cut(of, count, Work(0, work))  # a causal mask counts from the first query
+
+
+def convolve(
+    function: Callable[..., torch.Tensor], cut: Cut, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    *how: object, **more: object,
+) -> torch.Tensor:  # fmt: skip
+    """By channels of what comes out, each of all numbers. `how`: stride, padding, dilation and groups, as modules have them."""
+    if more or len(how) != 4 or how[3] != 1:
+        return function(x, weight, bias, *how, **more)
+
+    def of(band: slice) -> torch.Tensor:
+        return function(x, weight[band], None if bias is None else bias[band], *how)
+
+    channel = 1 - weight.dim()
+    places = x.numel() // x.shape[channel] // prod(cast("tuple[int, ...]", how[0]))
+    return cut(of, len(weight), Work(weight[0].numel() * places), channel)
+
+
+def bend(function: Callable[..., torch.Tensor], cut: Cut, x: torch.Tensor, **how: object) -> torch.Tensor:
+    """An activation."""
+    if x.dim() < 2:
+        return function(x, **how)
+    return cut(lambda band: function(x[..., band, :], **how), x.shape[-2], Work(BENT * x.numel() // max(x.shape[-2], 1)))
 
 
 CUTS: Mapping[object, Callable[..., torch.Tensor]] = MappingProxyType(
     {
         functional.linear: linear, torch.matmul: matmul, torch.bmm: matmul, torch.Tensor.matmul: matmul, torch.Tensor.bmm: matmul,
-        ATTENTION: attend,
+        ATTENTION: attend, **{each: partial(convolve, each) for each in (torch.conv1d, torch.conv2d, torch.conv3d)},
     }
 )  # fmt: skip
-"""Functions of torch -> what computes them in bands."""
+"""Functions of torch of two tensors or more -> what computes them in bands."""
+BENDS = frozenset((functional.gelu, functional.silu, torch.sigmoid, torch.tanh))
+"""Of one."""
 
 
 class Bands(TorchFunctionMode):
-    """While it is entered, what CUTS names is computed in bands. `work`: how much until now."""
+    """While it is entered, what CUTS and BENDS name is computed in bands. `work`: how much until now. `counts`: of each only the
+    first row is computed and stands for all, which tells the work."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool = False) -> None:
         super().__init__()
-        self.work = Work()
+        self.work, self._counts = Work(), counts
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         how = kwargs or {}
-        is_cut = func in CUTS and len(args) > 1 and "out" not in how
-        return CUTS[func](self._cut, *args, **how) if is_cut else func(*args, **how)
+        if func in CUTS and len(args) > 1 and "out" not in how:
+            return CUTS[func](self._cut, *args, **how)
+        is_bent = func in BENDS and len(args) == 1 and not ("out" in how or how.get("inplace"))
+        return bend(func, self._cut, *args, **how) if is_bent else func(*args, **how)
 
-    def _cut(self, compute: Callable[[slice], torch.Tensor], rows: int, each: Work) -> torch.Tensor:
-        """What is computed of `rows` (the last axis but one), each of which is so much work."""
+    def _cut(self, compute: Callable[[slice], torch.Tensor], rows: int, each: Work, axis: int = -2) -> torch.Tensor:
+        """What is computed of `rows` (along an axis), each of which is so much work."""
         size, found = max(PART // max(sum(each), 1) // ROWS, 1) * ROWS, list[torch.Tensor]()
+        if self._counts:
+            self._add(rows, each)
+            return compute(slice(1)).repeat_interleave(rows, axis)
         for first in range(0, max(rows, 1), size):
             found.append(compute(slice(first, first + size)))
-            count, before = min(size, rows - first), self.work.parts
-            self.work = Work(*(sofar + count * more for sofar, more in zip(self.work, each)))
+            before = self.work.parts
+            self._add(min(size, rows - first), each)
             for _ in range(self.work.parts - before):
                 stop()
-        return found[0] if len(found) == 1 else torch.cat(found, -2)
+        return found[0] if len(found) == 1 else torch.cat(found, axis)
+
+    def _add(self, rows: int, each: Work) -> None:
+        self.work = Work(*(sofar + rows * more for sofar, more in zip(self.work, each)))
 
 
 def stop() -> None:
@@ -179,14 +214,25 @@ class Stepped:
     def __init__(self) -> None:
         self._known = dict[int, Work]()
 
-    def work(self, size: int) -> Work:
-        """That of a computation, by the one of the nearest size."""
-        near = min(self._known, key=lambda known: abs(known - size), default=0)
-        return self._known[near].of(size / near) if near else Work()
+    def has(self, size: int) -> bool:
+        """Whether one of this size was computed, or counted."""
+        return size in self._known
 
-    def whole(self, compute: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
-        """What `compute` returns, without a stop. `size`: the numbers that it is given."""
-        with Bands() as bands:
+    def work(self, size: int) -> Work:
+        """That of a computation, by the one of the nearest size: each kind as a power of the size, which the one of the most unlike
+        size tells. Alone it is taken to be of rows that all see each other."""
+        near = min(self._known, key=lambda known: abs(known - size), default=0)
+        if not near:
+            return Work()
+        far, powers = max(self._known, key=lambda known: abs(log(known / near))), [1.0, 2.0]
+        if far != near:
+            pairs = zip(self._known[near], self._known[far])
+            powers = [min(max(log(max(one, 1) / max(other, 1)) / log(near / far), 0), 2) for one, other in pairs]
+        return Work(*(round(each * (size / near) ** power) for each, power in zip(self._known[near], powers)))
+
+    def whole(self, compute: Callable[[], torch.Tensor], size: int, counts: bool = False) -> torch.Tensor:
+        """What `compute` returns, without a stop; nothing of use where it only `counts`. `size`: the numbers that it is given."""
+        with Bands(counts) as bands:
             found = compute()
         self._known.pop(size, None)
         self._known[size] = bands.work
@@ -195,14 +241,15 @@ class Stepped:
         return found
 
     def parts(self, compute: Callable[[], torch.Tensor], size: int) -> Parts:
-        """The same, in parts: of a size that nobody had before, in as many as the nearest one's work tells. Nothing is computed
-        before the second one."""
-        count, turns = self.work(size).parts, Turns(lambda: self.whole(compute, size))
+        """The same, in parts: of a size that nobody had before, in as many as `work` tells. Before these come those of what
+        it took to read so many numbers, in which nothing is computed."""
+        count, read, turns = self.work(size).parts, 1 + READ * size // PART, Turns(lambda: self.whole(compute, size))
         try:
-            yield 1 + count
+            for _ in range(read):
+                yield read + count
             for _ in range(count):
                 turns.go_on()
-                yield 1 + count
+                yield read + count
             return turns.end()
         finally:
             turns.give_up()

@@ -21,6 +21,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.config.tower_config import Tower
 from vnext.models.errors import ModelError
 from vnext.models.hosted.seeing import TheirTower, size_of
+from vnext.models.hosted.stepping import PART
 from vnext.models.layers.tower import Parts
 from vnext.models.outside import parts_seen
 from vnext.runtime.protocol.settings import RankSettings
@@ -41,16 +42,17 @@ class TheirImages(Inputs):
         super().__init__(config.tower.image_token, kept_bytes)
         try:
             self._form = their_form(path, config.tower.sizes)
-            read = self._read(self._form.tried)
+            read, half = (self._read(each) for each in (self._form.tried, half_of(self._form.tried)))
         except MediaError as error:
             raise ModelError(f"{error}.") from error
         own = tower_dtype(dtype, native.level().name if native.is_built() else "")
         self.form, self._tower, self._dtype = form_text(self._form, own), TheirTower(path, config, own), dtype
         with torch.inference_mode():
             self._tower.vectors(read.tokens, read.span, read.given, read.rows)
+            self._tower.count(half.tokens, half.span, half.given, half.rows)
         share = max(3 * config.tower.side**2 / size_of(read.given), 1.0) if config.tower.form == "theirs" else 1.0
         count = np.isin(read.tokens, self._form.tokens).sum()
-        self._products = self._tower.products(read.given, share) / (count * share)
+        self._products = self._tower.products(size_of(read.given) * share) / (count * share)
 
     def cost(self, config: ModelConfig) -> float:
         """As Inputs, by what was counted of an image that is not smaller than the model's usual one, or of a sound."""
@@ -71,9 +73,14 @@ class TheirImages(Inputs):
             raise MediaError(f"the model's processor cannot read {self._form.kind}s: {first_line(error)}") from error
 
 
+def half_of(one: np.ndarray) -> np.ndarray:
+    """The first half of an image or a sound, along the longer side."""
+    return np.array_split(one, 2, int(np.argmax(one.shape)))[0]
+
+
 def form_text(form: TheirForm | TheirSounds, dtype: torch.dtype) -> str:
-    """What of its processor's settings and numbers a tower's vectors depend on."""
-    return f"{form}, {dtype}"
+    """What of its processor's settings and numbers, and of how it is cut, a tower's vectors depend on."""
+    return f"{form}, bands of {PART}, {dtype}"
 
 
 def tower_dtype(dtype: torch.dtype, kernels: str) -> torch.dtype:
