@@ -33,6 +33,7 @@ SHARES: dict[str, int] = {
     "tests/cuda/test_cuda_operations.py": 3,
     "tests/cuda/test_cuda_rows.py": 6,
     "tests/cuda/steps/test_cuda_adapters.py": 6,
+    "tests/cuda/steps/test_short_device.py::test_no_stream_is_lost_whichever_request_of_a_step_is_refused": 4,
     "tests/cuda/steps/test_drafted_graphs.py": 12,
     "tests/cuda/test_sanitized.py": 5,
     "tests/cuda/shim/test_shim.py": 3,

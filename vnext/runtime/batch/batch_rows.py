@@ -20,6 +20,8 @@ from vnext.state.store import extents
 from vnext.state.store.rows import find_rows
 
 ALL_ROWS = slice(None)
+NO_COUNT = -1
+"""As many preemptions as no request has behind it."""
 
 
 class SamplingRows(Protocol):
@@ -69,6 +71,10 @@ class BatchRows:
         """The steps without samples are over, and who was in them leaves the batch, or takes a row anew, with the next step."""
         self._sampling.drop()
         self._owners, self._blocks = (b"", b""), b""
+
+    def _leave_all(self) -> None:
+        """Have every request take a row anew with the next step."""
+        self._row_of = {(id_, NO_COUNT): place for (id_, _), place in self._row_of.items()}
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

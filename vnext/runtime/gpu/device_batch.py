@@ -199,6 +199,12 @@ class DeviceBatch(BatchRows):
         """What the device must be sent before it computes anything with the rows as they are; {} after that."""
         return self._take_grown() | self._sampling.take()
 
+    def drop_steps(self) -> None:
+        """As BatchRows.drop_steps, but all rows are taken anew: a step that lacked memory may not have brought the device its
+        changes, which are of rows outside the step, too."""
+        super().drop_steps()
+        self._leave_all()
+
     def _ahead(self, runs_ahead: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The entries whose first token is on the device alone (int64); `runs_ahead` bool [R]: those that the state does not
         know."""

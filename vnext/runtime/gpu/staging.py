@@ -62,8 +62,8 @@ class Buffer:
             self.copied.wait()
         if self.host.shape[0] < size_bytes:
             room = max(BUFFER_BYTES_MIN, 2 * size_bytes)
-            self.host = self._device.host_buffer(room)
-            self.here = torch.empty(room, dtype=torch.uint8, device=self._device.torch_device)
+            here = torch.empty(room, dtype=torch.uint8, device=self._device.torch_device)
+            self.host, self.here = self._device.host_buffer(room), here  # both halves, or none where memory lacks
             self.read = self._device.mark()
 
 
