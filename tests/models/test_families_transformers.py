@@ -183,6 +183,7 @@ FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {
     "LlamaForCausalLM": "LlamaConfig",
     "Gemma3ForConditionalGeneration": "Gemma3Config",
     "Gemma3nForConditionalGeneration": "Gemma3nConfig",
+    "CohereCompassForConditionalGeneration": "CohereCompassConfig",
     "Llama4ForConditionalGeneration": "Llama4Config",
     "Gemma4ForConditionalGeneration": "Gemma4Config",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedConfig",

@@ -120,7 +120,7 @@ def parse_as(architecture: str, **changes: Any) -> ModelConfig:
         "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "NemotronH": NEMOTRON, "Mamba2": {"num_heads": 2, "head_dim": 32, "n_groups": 1}, "Whisper": WHISPER, "Qwen2Audio": HEARING,
         "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}, "Lfm3": {"layer_types": ["conv", "full_attention"]},
         **dict.fromkeys(("KimiLinear", "OlmoHybrid", "BailingHybrid"), HALF_LINEAR),
-        "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen2_5Omni": OMNI, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
+        "CohereCompassForConditional": INTERLEAVED | {"text_config": {**INTERLEAVED["text_config"], "hidden_size": 32, "num_attention_heads": 2}}, "Mistral3": PIXTRAL, "Qwen2_5_VL": TURNING, "Qwen2_5Omni": OMNI, "Qwen3VL": INTERLEAVED, **dict.fromkeys(SEEING, WITH_TOWER),
     }  # fmt: skip
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
     return parse_config({**PLAIN, **own, "architectures": [architecture], **changes}, {})

@@ -83,3 +83,10 @@ def form_in(folder: Path, token: int, patch: int, merged: int, room: int, film_t
 def omni_in(folder: Path, *numbers: int) -> GridForm:
     """The same, with the marks of Qwen2.5-Omni."""
     return form_in(folder, *numbers)._replace(mark=OMNI, shown=f"<|vision_bos|>{OMNI}<|vision_eos|>")
+
+
+def capitals_in(folder: Path, *numbers: int) -> GridForm:
+    """The same, with the marks of Compass: Qwen3-VL's in capitals."""
+    form = form_in(folder, *numbers)
+    films = form.films and form.films._replace(marks=tuple(each.upper() for each in form.films.marks))
+    return form._replace(mark=PLACE.upper(), shown=form.shown.upper(), films=films)

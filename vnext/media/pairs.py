@@ -20,7 +20,7 @@ from vnext.media.seen import Part, Seen
 from vnext.state.store.inputs import STEP_MAX, TOKENS_MIN
 
 FORM_FILE = "video_preprocessor_config.json"
-BEGIN, PLACE, END = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
+MARKS = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
 HALVES = PixelForm(BICUBIC)
 PAIR = 2
 
@@ -28,7 +28,7 @@ PAIR = 2
 class PairForm(NamedTuple):
     """`side` of the square that becomes a vector; pixels of a frame, or of all frames where times are texts: `least` to `most`, and
     `room` for those of one; frames `a_second`, and how many at least and at most; `per_second`: places from one second to the next,
-    0 where times are texts."""
+    0 where times are texts. `marks`: what stands before vectors, for each of them, and behind them."""
 
     side: int
     least: int
@@ -39,15 +39,16 @@ class PairForm(NamedTuple):
     most_frames: int
     per_second: int
     pixels: PixelForm
+    marks: tuple[str, ...] = MARKS
 
     @property
     def mark(self) -> str:
         """What stands for a video in a prompt's text."""
-        return PLACE if self.per_second else BEGIN + PLACE + END
+        return self.marks[1] if self.per_second else self.shown
 
     @property
     def shown(self) -> str:
-        return BEGIN + PLACE + END
+        return "".join(self.marks)
 
     def customized(self, custom: Custom, name: str) -> PairForm:
         """The form for one request's videos. Raises MediaError where it asks for more than the model's files have."""
@@ -73,10 +74,11 @@ class PairForm(NamedTuple):
             frames, numbers = np.concatenate((frames, frames[-1:])), [*numbers, numbers[-1]]
         _, height, width, _ = frames.shape
         rows, columns, pairs = height // self.side, width // self.side, frames.reshape(-1, PAIR, height, width, 3)
+        begin, place, end = self.marks
         if not self.per_second:
             seen_s = [number / film.clip.rate for number in numbers]
             times_s = [(first + last) / 2 for first, last in zip(seen_s[::PAIR], seen_s[1::PAIR])]
-            written = "".join(f"<{each:.1f} seconds>{BEGIN}{PLACE * (rows * columns)}{END}" for each in times_s)
+            written = "".join(f"<{each:.1f} seconds>{begin}{place * (rows * columns)}{end}" for each in times_s)
             return Seen(tuple(Part(pair, rows=rows) for pair in pairs), written)
         seconds = PAIR * film.clip.frames / (len(film.numbers) * film.clip.rate)
         times = (np.arange(len(pairs), dtype=np.float32) * np.float32(self.per_second * seconds)).astype(np.int64)
@@ -84,7 +86,7 @@ class PairForm(NamedTuple):
         if max(steps, default=0) > STEP_MAX:
             raise MediaError(f"{name} has {seconds:.0f} s between frames to read: it is too long")
         parts = [Part(pair, rows=rows, step=step) for pair, step in zip(pairs, (None, *steps), strict=True)]
-        return Seen(tuple(parts), PLACE * (len(pairs) * rows * columns))
+        return Seen(tuple(parts), place * (len(pairs) * rows * columns))
 
     def _between(self, clip: Clip) -> list[int]:
         count = min(max(int(clip.frames / clip.rate * self.a_second), self.fewest), self.most_frames, clip.frames)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 FORMS: Mapping[str, Callable[..., OwnForm]] = MappingProxyType(
     {
-        "anyres": anyres.form_in, "grid": grid.form_in, "omni": grid.omni_in, "rows": rows.form_in, "tiles": tiles.form_in,
-        "whole": whole.form_in,
+        "anyres": anyres.form_in, "grid": grid.form_in, "omni": grid.omni_in, "capitals": grid.capitals_in, "rows": rows.form_in,
+        "tiles": tiles.form_in, "whole": whole.form_in,
     }
 )  # fmt: skip
 """By the name that a tower's configuration gives."""

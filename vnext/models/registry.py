@@ -184,6 +184,7 @@ ROWS = MappingProxyType(
         "Qwen2_5_VLForConditionalGeneration": Row("towers.qwen2_5_vl", "qwen2_5_vl"),
         "Qwen3VLForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl"),
         "Qwen3VLMoeForConditionalGeneration": Row("towers.qwen3_vl", "qwen3_vl_moe"),
+        "CohereCompassForConditionalGeneration": Row("towers.cohere_compass", "cohere_compass"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
         "Qwen2AudioForConditionalGeneration": Row("towers.qwen2_audio", "qwen2_audio"),
         "Qwen2_5OmniForConditionalGeneration": Row("towers.qwen2_5_omni", "qwen2_5_omni", "Qwen2_5OmniModel"),

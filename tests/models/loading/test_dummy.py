@@ -40,6 +40,10 @@ MORE = {
         "text_config": {**BASE, "head_dim": 16, "num_experts": 6, "moe_intermediate_size": 40, "rope_parameters": {"mrope_section": [4, 2, 2]}},
         "vision_config": {"hidden_size": 64, "depth": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
     },
+    "CohereCompassForConditionalGeneration": {
+        "text_config": {**BASE, "rope_parameters": {"mrope_section": [4, 2, 2]}},
+        "vision_config": {"hidden_size": 64, "depth": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
+    },
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },

@@ -27,7 +27,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     positions along each side, between which those of patches lie, 0 where each patch has one. What `deep_layers` leave joins the
     first layers of the decoder. `film_token`: in whose place vectors of videos stand, 0 where none are read; `per_second`: how many
     places lie from one of their seconds to the next, 0 where texts tell times. `more_tokens`: of images, where transformers puts
-    vectors, too. `hears`: the model reads sounds beside images.
+    vectors, too. `marks`: the form's name for servers, where others than its own stand for images.
     """
 
     form: FormName
@@ -53,7 +53,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     film_token: int = 0
     per_second: int = 0
     more_tokens: tuple[int, ...] = ()
-    hears: bool = False
+    marks: Literal["", "omni", "capitals"] = ""
 
     @property
     def side(self) -> int:
@@ -89,7 +89,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
             "whole": (self.side, self.vectors), "theirs": self.more_tokens, "heard": (),
             "grid": (self.patch, self.shuffle, self.side**2, self.film_token, self.per_second),
         }[self.form]  # fmt: skip
-        return " ".join(map(str, ("omni" if self.hears else self.form, self.image_token, *numbers)))
+        return " ".join(map(str, (self.marks or self.form, self.image_token, *numbers)))
 
 
 def parse_tower(raw: Json, width: int) -> Tower:

@@ -1,4 +1,4 @@
-"""Command R and A, Aya, Compass: attention and MLP in parallel, scaled logits, experts.
+"""Command R, A, Aya, Compass: attention beside MLPs, scaled logits, experts.
 
 Three layers of four of Cohere 2 have a window, and the others no positions. With experts the first layers may have none. Compass
 has a rope, or none, for each kind of layers, and heads that turn by halves.
@@ -89,8 +89,7 @@ def _with_experts(raw: Json, generation: Json) -> ModelConfig:
 
 def _compass(raw: Json, generation: Json) -> ModelConfig:
     raw = raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "logit_scale": number(raw, "logit_scale", 1.0)}
-    own, scaling = layer_windows(raw, ["full_attention"] * positive(raw, "num_hidden_layers")), scaling_of(raw)
-    ropes = scaling if scaling.keys() & set(KINDS) else dict.fromkeys(KINDS, scaling)
+    own, ropes = layer_windows(raw, ["full_attention"] * positive(raw, "num_hidden_layers")), ropes_of(raw)
     head_dim, theta = positive(raw, "hidden_size") // positive(raw, "num_attention_heads"), number(raw, "rope_theta", 10000.0)
     rope, local = two_ropes(raw | {"rope_parameters": ropes}, head_dim, theta, theta)
     return common_config(
@@ -104,6 +103,12 @@ def _compass(raw: Json, generation: Json) -> ModelConfig:
     )
 
 
+def ropes_of(raw: Json) -> Json:
+    """The rope of each kind of layers, None for none."""
+    scaling = scaling_of(raw)
+    return scaling if scaling.keys() & set(KINDS) else dict.fromkeys(KINDS, scaling)
+
+
 def _windows(raw: Json, first: int) -> tuple[int, ...]:
     """Of every n-th layer none, counted anew behind the first ones; or those that layer_types names."""
     early, late = positive(raw, "prefix_dense_sliding_window_pattern", 1), positive(raw, "sliding_window_pattern", 4)
@@ -112,13 +117,13 @@ def _windows(raw: Json, first: int) -> tuple[int, ...]:
     return layer_windows(raw, ["sliding_attention" if each else "full_attention" for each in have])
 
 
-def assemble(source: Source, config: ModelConfig) -> Params:
+def assemble(source: Source, config: ModelConfig, root: str = "model.") -> Params:
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (
             own_attention(source, config, prefix), any_mlp(source, config, prefix, index, ExpertNames(shared="shared_experts"))
         ),
-        Names(mlp_norm=""),
+        Names(root=root, mlp_norm=""),
         rms_norm if config.form.mean_square else bare_layer_norm,
     )  # fmt: skip

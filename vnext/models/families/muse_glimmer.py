@@ -1,7 +1,7 @@
-"""Muse Glimmer, text only: normed embeddings, gates behind attention, windows; layers without one do not turn.
+"""Muse Glimmer, text only: normed embeddings, windows.
 
-Norms before attention and MLP, and those behind them, whose epsilon is smaller, multiply by 1 + weight, the last one by its weight;
-embeddings, queries and keys are normed without a weight, and queries then grow.
+Layers without a window do not turn. Norms before attention and MLP, and those behind them, whose epsilon is smaller, multiply by
+1 + weight, the last one by its weight; embeddings, queries and keys are normed without a weight, and queries then grow.
 """
 
 from __future__ import annotations

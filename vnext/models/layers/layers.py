@@ -185,7 +185,7 @@ def layer_steps(
     factors = growth and as_tensor(query_factors(batch.positions, growth, isinstance(frequencies, np.ndarray)))[:, None]
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=rows, query_factors=factors, chosen=[])
     if local_frequencies is not None and config.local_rope is not None:
-        cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
+        cosine, sine = rotary_angles(places if config.local_rope.axes else batch.positions, local_frequencies, config.local_rope)
     local, plain = plain._replace(cosine=cosine, sine=sine), plain._replace(config=without_windows(config))
     if config.encoder is not None:
         return _both_sides(kv, batch, plain, local)

@@ -193,6 +193,8 @@ class Single:
 
     def pairs(self, call: Call) -> list[Pair]:
         spans = self._tokens if call.rows == self._tokens[-1][1] else self._samples
+        if call.rows not in (self._tokens[-1][1], len(self._samples)):  # tokens of one image
+            spans = [(0, call.rows)]
         function = of_fields(call.operation, getattr(self._served, call.operation))
         results = [parts_of(function(*self._arguments(call, number, *span))) for number, span in enumerate(spans)]
         found = paired(call, tuple(torch.cat(parts) for parts in zip(*results)))

@@ -105,7 +105,18 @@ CASES |= {
         name="Qwen3_5Moe", text={**NETS, **SHARED, "model_type": "qwen3_5_moe_text"}, vision=PLACES | {"model_type": "qwen3_5_moe_vision"}
     ),
 }  # fmt: skip
-GRIDS = ("grid", "deep", "experts", "nets", "nets_experts")
+CASES["deep_parallel"] = DEEP._replace(
+    name="CohereCompass",
+    text={
+        "model_type": "cohere_compass_text", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 30, "logit_scale": 0.5,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 2, 2]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 1, 1]},
+        },
+    },
+    vision=DEEP.vision | {"model_type": "cohere_compass_vision"}, words=tuple(word.upper() for word in DEEP.words),
+)  # fmt: skip
+GRIDS = ("grid", "deep", "experts", "nets", "nets_experts", "deep_parallel")
 """Whose heads turn by rows and columns."""
 MARKS = {"whole": "<start_of_image>"}
 """What stands for an image in a text, where it is not the token of vectors."""
@@ -134,6 +145,8 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(path)
     template = TEMPLATE.replace("IMAGE", MARKS.get(kind, case.words[0]))
+    for word in case.words:
+        template = template.replace(word.lower(), word)
     save_words(path, {word: IMAGE + at for at, word in enumerate(case.words)}, template)
     (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
     if kind in GRIDS:

@@ -36,6 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "units": {"input_tokens": 2},
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
 }  # fmt: skip
+WINDOWED = {"whole": {"max_model_len": 200}, "deep_parallel": {"max_model_len": 352, "num_blocks_override": 180}}
+"""With two groups of layers, which have half the tokens in as many pages: in few pages prompts are shorter, or there are more."""
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -62,9 +64,8 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def started(kind: str, path: Path, settings: str, dtype: str) -> Iterator[LLM]:
-    """In this process, but for several ranks. A model with two groups of layers has half the tokens in as many pages, and shorter
-    prompts."""
-    more = SETTINGS[settings] | ({"max_model_len": 200} if (kind, settings) == ("whole", "preemption") else {})
+    """In this process, but for several ranks."""
+    more = SETTINGS[settings] | (WINDOWED.get(kind, {}) if settings == "preemption" else {})
     executor = "mp" if "tensor_parallel_size" in more else "inproc"
     with engines_here() if executor == "inproc" else nullcontext():
         with LLM(str(path), dtype=dtype, block_size=4, threads=1, executor=executor, **more) as llm:
@@ -178,7 +179,7 @@ def recorded(path: Path, tmp_path: Path, prompts: Sequence[Any], **more: Any) ->
 def tier(seeing: tuple[str, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier:
     """A model with windows has no disk tier, and vectors where an engine that only encodes has them."""
     folder, settings_of = tmp_path / "tier", process.handover_settings
-    if seeing[0] != "whole":
+    if seeing[0] not in WINDOWED:
         return Tier(folder, {"kv_disk_dir": str(folder)}, [])
     there = {"inputs_dir": str(folder), "inputs_bytes": 10**9}
     monkeypatch.setattr(process, "handover_settings", lambda settings: settings_of(settings) | there)

@@ -54,7 +54,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     found = whisper.parse_sound(audio | {"max_source_positions": SOUND_S * STATES})
     token, window = positive(own, "audio_token_index", 151646), positive(audio, "n_window", 100)
     sound = msgspec.structs.replace(found, token=token, width=config.hidden_size, window=window)
-    tower = msgspec.structs.replace(config.tower, film_token=0, per_second=0, hears=True)
+    tower = msgspec.structs.replace(config.tower, film_token=0, per_second=0, marks="omni")
     return msgspec.structs.replace(config, tower=tower, sound=sound)
 
 
