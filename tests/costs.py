@@ -26,7 +26,7 @@ FILES_S: dict[str, float] = {
     "tests/api/test_examples.py": 12, "tests/arm/test_arm.py": 120, "tests/commands/bench/test_bench_all_reduce.py": 15,
     "tests/commands/test_real_model.py": 40, "tests/cuda/steps/test_cuda_adapters.py": 15,
     "tests/cuda/steps/test_cuda_few_bits.py": 12, "tests/cuda/steps/test_cuda_graphs.py": 20,
-    "tests/cuda/steps/test_drafted_graphs.py": 20, "tests/cuda/steps/test_short_device.py": 30, "tests/cuda/test_cuda_attention.py": 15,
+    "tests/cuda/steps/test_drafted_graphs.py": 20, "tests/cuda/steps/test_short_device.py": 40, "tests/cuda/test_cuda_attention.py": 15,
     "tests/cuda/test_cuda_exchange.py": 15, "tests/cuda/test_gpu_check.py": 40, "tests/cuda/test_planted_kernel_bugs.py": 15,
     "tests/e2e/test_agent.py": 20, "tests/e2e/test_client_packages.py": 15, "tests/e2e/test_drafted_adapters.py": 15,
     "tests/e2e/test_llm_adapters.py": 15, "tests/e2e/test_mtp_layer.py": 15, "tests/e2e/test_served_adapters.py": 25,

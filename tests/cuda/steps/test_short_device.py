@@ -6,7 +6,9 @@ The engine's rank computes by the CUDA kernels' own sources, in the memory of th
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from engine_here import llm_here
+from heads.saved import save_mimo
 from rank_drive import tiny_checkpoint
 from short_device import DeviceMemory, ShortDevice
 
@@ -21,14 +24,16 @@ from vnext import LLM, SamplingParams
 from vnext.kernels.table import Operations
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
+from vnext.runtime.batch.draft_batch import Run
 from vnext.runtime.engine import recovery
 from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.staging import Staging
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank import gpu_loading
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.sched import shortage
-from vnext.state.events import AnyEvent, MemoryRanShort, StepLimitRaised
+from vnext.state.events import AnyEvent, EngineRecovered, MemoryRanShort, StepLimitRaised
 
 COUNT, PER_SEED = 200, 25
 LIMIT = 48
@@ -40,7 +45,13 @@ PARAMS = [
     )
     for place in range(8)
 ]  # fmt: skip
-WAYS: dict[str, tuple[Shapes, dict[str, Any]]] = {"eager": (Shapes((), ()), {}), "graphs": (Shapes((4, 8), (24, LIMIT)), {})}
+EAGER, DRAFTS = Shapes((), ()), {"num_speculative_tokens": 2, "row_cost": 0}
+WAYS: dict[str, tuple[Shapes, dict[str, Any]]] = {
+    "eager": (EAGER, {}), "graphs": (Shapes((4, 8), (24, LIMIT)), {}),
+    "ngram": (EAGER, {"speculative_config": DRAFTS | {"method": "ngram", "prompt_lookup_min": 1}}),
+    "draft model": (EAGER, {"speculative_config": DRAFTS | {"method": "draft_model"}}),
+}  # fmt: skip
+HEAD = {"speculative_config": DRAFTS | {"method": "mtp"}, "digest_interval": 1}
 Answers = list[tuple[str, str]]
 
 
@@ -66,11 +77,13 @@ def model(tmp_path: Path) -> Path:
 
 def engine(device: ShortDevice, way: str, model: Path, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A context with an LLM, whose rank computes on the device."""
-    shapes, settings = WAYS[way]
+    shapes, settings = (WAYS | {"head": (EAGER, HEAD)})[way]
     monkeypatch.setattr(gpu_loading, "open_device", lambda rank: device)
     monkeypatch.setattr(gpu_loading, "captured_shapes", lambda *_: shapes)
     fixed: dict[str, Any] = {"device": "cuda", "dtype": "float32", "block_size": 16, "num_blocks_override": 200, "digest_interval": 4}
-    return llm_here(model, max_num_batched_tokens=LIMIT, log_dir=str(log_dir), **fixed, **settings)
+    if (drafts := settings.get("speculative_config", {})).get("method") == "draft_model":
+        settings = {"speculative_config": drafts | {"model": str(model)}}
+    return llm_here(model, max_num_batched_tokens=LIMIT, log_dir=str(log_dir), **(fixed | settings))
 
 
 def answers(llm: LLM) -> Answers:
@@ -121,6 +134,26 @@ def test_steps_of_half_the_tokens_fit_into_what_is_left_until_it_is_all_there_ag
     assert all(each == right for each in found)
     limits = [event.limit for event in events_of(tmp_path / "log") if isinstance(event, MemoryRanShort | StepLimitRaised)]
     assert limits[0] < LIMIT == limits[-1]
+
+
+def test_penalties_do_not_count_what_was_drafted_when_memory_lacked(
+    memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two drafts is refused memory: the first was counted."""
+    model, step, turns = save_mimo(tmp_path / "model"), DeviceHeadDrafts._step, count()
+    with memory.serving(), engine(ShortDevice(memory, 0), "head", model, tmp_path / "calm", monkeypatch) as llm:
+        right = answers(llm)
+
+    def refused(drafts: DeviceHeadDrafts, runs: Sequence[Run], depth: int | None) -> None:
+        if depth == 1 and next(turns) % 3 == 1:
+            memory.refuse(0)
+        step(drafts, runs, depth)
+
+    monkeypatch.setattr(DeviceHeadDrafts, "_step", refused)
+    with memory.serving(), engine(ShortDevice(memory, 0), "head", model, tmp_path / "short", monkeypatch) as llm:
+        assert answers(llm) == right and memory.read("refused") >= 3
+    found = [type(event) for event in events_of(tmp_path / "short")]
+    assert sum(issubclass(each, MemoryRanShort) for each in found) >= 3 and EngineRecovered not in found
 
 
 @pytest.mark.parametrize("behind", range(3))

@@ -48,6 +48,7 @@ class DeviceHeadDrafts(DraftBatch):
 
     def drafts(self, rows: Sequence[DraftedRow]) -> list[np.ndarray]:
         """As DraftBatch.drafts, but for the numbers that stand for tokens. Penalties count drafts only here."""
+        self._counted.clear()  # of a step that lacked memory, whose rows were taken anew
         found = super().drafts(rows)
         for entries in self._counted:
             self._batch.parameters.uncount(entries)
