@@ -104,7 +104,7 @@ def _private(path: str, flags: int) -> int:
 
 BYTES_MIN = 4 * 2**20
 """A shorter segment gets no index here: reading it takes about as long as starting the process."""
-GROWTH_SHARE = 4
+GROWTH_SHARE = 8
 """The newest segment's index is extended when it lacks BYTES_MIN and one part in GROWTH_SHARE of its length."""
 MAKER = "vnext.replay.reading.keep_index"
 STOP_TIMEOUT_S = 5.0
