@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import incidents
+import kept_incidents
 import more_incidents
 import msgspec
 import pytest
@@ -44,6 +45,12 @@ def test_the_true_cause_is_first(tmp_path, name) -> None:
 def test_the_true_cause_is_first_of_later_kinds_too(tmp_path, name) -> None:
     """Made after the rules of `explain`; a recovery of the engine core alone needed another rule."""
     incident = incidents.record(tmp_path, name, more_incidents.MORE[name]())
+    assert first_cause(tmp_path / name) == incident.cause
+
+
+@pytest.mark.parametrize("name", kept_incidents.KEPT)
+def test_the_true_cause_of_kinds_that_the_rules_were_not_made_with_is_first(tmp_path, name) -> None:
+    incident = incidents.record(tmp_path, name, kept_incidents.KEPT[name]())
     assert first_cause(tmp_path / name) == incident.cause
 
 
