@@ -24,8 +24,8 @@ from vnext.runtime.engine import recovery
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.runtime.rank import replica
-from vnext.runtime.rank.replica import shortage_of
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.transport.collectives.errors import shortage_of
 from vnext.sched import shortage
 from vnext.sim.rng import Rng
 from vnext.state.events import AnyEvent, EngineRecovered, MemoryRanShort, StepLimitRaised

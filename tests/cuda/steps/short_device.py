@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from device_twin import Roomy, TwinMark
 from host_shim import SHIM, alone, compiler, run_compiler
 
+from vnext.runtime.gpu.device import Mark
 from vnext.sim.rng import Rng
 
 IN_A_ROW, SPREAD, REST = 6, 100, 400
@@ -87,6 +88,11 @@ class ShortDevice(Roomy):
     def fetch(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], TwinMark]:
         with self._memory.pinned():
             return super().fetch(tensors)
+
+    def beside(self, copy: Callable[[], object], after: Mark | None) -> TwinMark:
+        """Asks for memory when copies are requested, as a GPU's upload among them does."""
+        torch.empty(1, dtype=torch.uint8)
+        return super().beside(copy, after)
 
     def free_unused(self) -> None:
         self.left -= 1

@@ -28,6 +28,7 @@ from vnext.runtime.batch.draft_batch import Run
 from vnext.runtime.engine import recovery
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
+from vnext.runtime.gpu.pages import DevicePages
 from vnext.runtime.gpu.staging import Staging
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank import gpu_loading
@@ -86,8 +87,8 @@ def engine(device: ShortDevice, way: str, model: Path, log_dir: Path, monkeypatc
     return llm_here(model, max_num_batched_tokens=LIMIT, log_dir=str(log_dir), **(fixed | settings))
 
 
-def answers(llm: LLM) -> Answers:
-    made = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+def answers(llm: LLM, prompts: list[str] = PROMPTS) -> Answers:
+    made = llm.generate(prompts, PARAMS[: len(prompts)], use_tqdm=False)
     return [(each.outputs[0].text, str(each.outputs[0].finish_reason)) for each in made]
 
 
@@ -154,6 +155,30 @@ def test_penalties_do_not_count_what_was_drafted_when_memory_lacked(
         assert answers(llm) == right and memory.read("refused") >= 3
     found = [type(event) for event in events_of(tmp_path / "short")]
     assert sum(issubclass(each, MemoryRanShort) for each in found) >= 3 and EngineRecovered not in found
+
+
+@pytest.mark.parametrize("method", ["copy", "send"])
+def test_a_block_that_lacks_memory_on_its_way_to_the_disk_or_back_costs_no_stream(
+    memory: DeviceMemory, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """One engine writes blocks to the disk, and the next one reads them."""
+    monkeypatch.setitem(WAYS, "disk", (EAGER, {"kv_disk_dir": str(tmp_path / "tier")}))
+    move, turns, prompts = getattr(DevicePages, method), count(), [f"{place}: {'The module is here. ' * 9}" for place in range(4)]
+
+    def refused(pages: DevicePages, *arguments: Any) -> Any:
+        if next(turns) % 2 == 0:
+            memory.refuse(0)
+        return move(pages, *arguments)
+
+    monkeypatch.setattr(DevicePages, method, refused)
+    found = []
+    for name in ("writes", "reads"):
+        with memory.serving(), engine(ShortDevice(memory, 0), "disk", model, tmp_path / name, monkeypatch) as llm:
+            found += [answers(llm, prompts) for _ in range(2)]
+            if name == {"copy": "writes", "send": "reads"}[method]:
+                assert memory.read("refused")
+        events_of(tmp_path / name)
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("behind", range(3))

@@ -139,12 +139,15 @@ class DeviceFilling:
             return not self._is_over
 
     def look(self) -> bool:
-        """Send what has been read; whether that is all, and steps that are launched behind `stop` read it."""
+        """Send what has been read; whether that is all, and steps that are launched behind `stop` read it. What could not be sent,
+        because memory lacked, is sent by the next look."""
         self._pages.recycle()
         if not self._put or not self._began.is_reached():
             return not self._put
-        pages, rows = zip(*self._taken())
+        pages, rows = zip(*self._put)
         self._sent = self._pages.send(pages, rows, self._began)
+        with self._lock:
+            del self._put[: len(pages)]
         return True
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ from vnext.runtime.protocol.messages import (
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.transport.collectives.errors import GaveUp
+from vnext.runtime.transport.collectives.errors import shortage_of
 from vnext.runtime.transport.ring.broadcast import (
     BeginFrom,
     FetchBlocks,
@@ -60,15 +60,6 @@ from vnext.state.state import State
 
 replace = msgspec.structs.replace
 READING_LOOK_S = 2e-3
-ON_DEVICE = "OutOfMemoryError"
-"""How torch and CuPy say that a GPU's memory lacks."""
-LACKING = (
-    "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "can't start new thread", "out of memory", "out_of_memory",
-    "status_alloc_failed",
-)  # fmt: skip
-"""What else says that memory lacks. The host's: torch, the system (an import, too), C++, and a thread without room for its stack; a
-GPU's: CUDA, its driver (Numba), and its libraries of products."""
-CAUSE_MAX = 160
 
 
 class Beside(Protocol):
@@ -247,13 +238,3 @@ class Rank:
             details=details(seen) if seen else (),
             histories=histories(seen) if seen else (),
         )
-
-
-def shortage_of(error: Exception, rank: int) -> str:
-    """What a rank says of it; "" for any other error."""
-    if isinstance(error, GaveUp):
-        return str(error)
-    words = " ".join(str(error).split())
-    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or any(each in words.lower() for each in LACKING)
-    words = words[:CAUSE_MAX]
-    return f"rank {rank} lacks memory" + (f" ({words})" if words else "") if is_one else ""

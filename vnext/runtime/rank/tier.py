@@ -25,6 +25,7 @@ from vnext.runtime.hosts.handover.page_files import HEADER_BYTES, PageFiles, che
 from vnext.runtime.hosts.handover.receiving import Pages, Receiver
 from vnext.runtime.hosts.handover.source import BlockSource, HandoverFailed
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound
+from vnext.runtime.transport.collectives.errors import shortage_of
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks
 from vnext.state.events import (
     AnyEvent,
@@ -157,7 +158,7 @@ class RankTier:
     def reports(self) -> list[BlocksWritten | BlocksRead]:
         """What has been written and read since the last call."""
         for filling in self._moving():
-            filling.look()
+            self._look(filling)
         done = [future for future in self._futures if future.done() and self._is_there(future.result())]
         self._futures = [future for future in self._futures if future not in done]
         return [future.result() for future in done]
@@ -165,16 +166,28 @@ class RankTier:
     def _is_there(self, report: BlocksWritten | BlocksRead) -> bool:
         """Whether steps find what a report says."""
         fillings = self._fillings.get(report.transfer, ()) if isinstance(report, BlocksRead) else ()
-        return all([filling.look() for filling in fillings])
+        return all([self._look(filling) for filling in fillings])
+
+    def _look(self, filling: Filling) -> bool:
+        """As Filling.look; where memory lacks, the next look goes on."""
+        try:
+            return filling.look()
+        except Exception as error:  # a device's libraries have errors of their own
+            self._require_shortage(error, "A block waits on its way into the cache")
+            return False
 
     def _moving(self) -> list[Filling]:
         return [filling for fillings in self._fillings.values() for filling in fillings]
 
     def store(self, request: StoreBlocks) -> None:
-        """Copy these pages, and write them."""
-        copies = [self._memory.copy(request.pages)]
-        if self._snapshots is not None:
-            copies.append(self._snapshots.memory.copy(request.state_pages))
+        """Copy these pages, and write them; none where memory lacks for the copies."""
+        copies = []
+        try:
+            copies.append(self._memory.copy(request.pages))
+            if self._snapshots is not None:
+                copies.append(self._snapshots.memory.copy(request.state_pages))
+        except Exception as error:  # as in _look
+            self._require_shortage(error, "Blocks are not written to the disk tier, and serving goes on")
         self._futures.append(self._writer.submit(self._write, request, copies))
 
     def expect(self, request: FetchBlocks) -> None:
@@ -282,6 +295,12 @@ class RankTier:
                 break
             found.append(checksum)
         return b""
+
+    def _require_shortage(self, error: Exception, what: str) -> None:
+        """Warn of it, or raise any other error."""
+        if not (why := shortage_of(error, self._rank)):
+            raise error
+        self._say(f"{what}: {why}")
 
     def _say(self, sentence: str) -> None:
         """Warn of something once."""
