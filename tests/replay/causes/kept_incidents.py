@@ -85,7 +85,7 @@ def queue_deadline() -> Incident:
 
 
 def flush_beside_load() -> Incident:
-    """More comes than can be served; somebody also empties the cache three times, for which nobody waits."""
+    """More requests come than the engine serves; the cache is emptied three times, which costs next to nothing."""
     crowd = [
         Coming(at_us=40_000 * each, prompt=text(f"crowd {each}", 1500), answer=40, client=CLIENTS[each % 3]) for each in range(100)
     ]
@@ -107,7 +107,7 @@ def nfs_hiccup() -> Incident:
 
 
 def idle_maintenance() -> Incident:
-    """Maintenance while nobody asks."""
+    """An operator puts the engine to sleep and changes its weights while no request lives."""
     before, after = asked(25, 150_000), [msgspec.structs.replace(e, at_us=e.at_us + 10_000_000) for e in asked(25, 150_000)]
     acts: Acts = [
         (6_000_000, lambda state: [EnginePaused(mode="sleep")]),

@@ -74,13 +74,11 @@ class Reuse:
                 self._why[id_] = _why(event)
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
-        entry = next((each for each in item.after.waiting if each.id == event.id), None)
-        if entry is None:
-            return
         if not item.after.config.prefix_caching:
-            self._names[event.id] = block_hashes(item.after.requests[event.id].root, entry.tokens, self._size)
+            request = item.after.requests.get(event.id)
+            self._names[event.id] = block_hashes(request.root, event.prompt, self._size) if request is not None else ()
             return
-        hashes = entry.block_hashes
+        hashes = next((each.block_hashes for each in item.after.waiting if each.id == event.id), ())
         known = next((place for place, each in enumerate(hashes) if each not in self._held), len(hashes))
         self._asked[event.id] = hashes[:known]
         prompt = unpack_tokens(event.prompt)

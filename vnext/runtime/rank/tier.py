@@ -180,7 +180,7 @@ class RankTier:
         return [filling for fillings in self._fillings.values() for filling in fillings]
 
     def store(self, request: StoreBlocks) -> None:
-        """Copy these pages, and write them; none where memory lacks for the copies."""
+        """Copy these pages, and write them, but for those for whose copies memory lacks."""
         copies = []
         try:
             copies.append(self._memory.copy(request.pages))
